@@ -1,0 +1,21 @@
+//! Leader election: one instance of a group holds a lease and is the leader.
+
+mod clock;
+mod driver;
+mod elector;
+mod error;
+mod event;
+mod key;
+mod leadership;
+mod machine;
+mod options;
+mod store;
+mod term;
+
+pub use clock::Instant;
+pub use elector::{Builder, Elector};
+pub use error::{Error, ErrorKind, Operation};
+pub use event::{Demotion, Event, Leader, Reason};
+pub use leadership::Leadership;
+pub use options::RenewError;
+pub use store::{LeaseStore, MemoryStore, RedisStore};

@@ -1,0 +1,187 @@
+//! The embedded store: leases in this process's memory.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{Action, Answer, Bell, Budget, Class, Holding, LeaseStore, Operation, Outcome, Session, StoreError, sealed};
+use crate::election::clock::Instant;
+use crate::election::key::InstanceId;
+use crate::election::term::{LONGEST_TOKEN, next_token};
+
+/// Leases kept in memory, shared by all clones of one store.
+///
+/// It elects among the electors of one process: for tests, examples and programs that run alone. It
+/// keeps the same rules as Redis does, tokens included.
+///
+/// # Examples
+///
+/// ```
+/// use taskrunner::election::{Elector, MemoryStore};
+///
+/// let elector = Elector::builder(MemoryStore::new(), "nightly-report").start()?;
+/// let leadership = elector.wait_for_leadership(None)?;
+/// assert!(leadership.is_valid());
+/// elector.stop()?;
+/// # Ok::<(), taskrunner::election::Error>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct MemoryStore {
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl MemoryStore {
+    /// An empty store whose leases expire by the real clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty store whose clock stands still until [`advance`](Self::advance) moves it, for tests.
+    ///
+    /// Only the leases' expiry follows this clock; electors keep to the real one.
+    #[must_use]
+    pub fn with_manual_clock() -> Self {
+        let shared = Shared { manual: Some(Duration::ZERO), ..Shared::default() };
+        Self { shared: Arc::new(Mutex::new(shared)) }
+    }
+
+    /// Moves the clock of a store made by [`with_manual_clock`](Self::with_manual_clock); else does nothing.
+    pub fn advance(&self, by: Duration) {
+        let mut shared = self.lock();
+        if let Some(now) = &mut shared.manual {
+            *now = now.saturating_add(by);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Nothing panics under this lock; a poisoned one is as consistent as any.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("groups", &self.lock().groups.len()).finish()
+    }
+}
+
+impl LeaseStore for MemoryStore {}
+
+impl sealed::Open for MemoryStore {
+    fn open(&self) -> Box<dyn Session> {
+        Box::new(self.clone())
+    }
+}
+
+impl Session for MemoryStore {
+    fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>> {
+        let mut shared = self.lock();
+        batch
+            .iter()
+            .map(|operation| match budget.remaining() {
+                Some(_) => shared.execute(operation),
+                None => Err(StoreError::new(Outcome::NotSent, Class::Passing, "there was no time left to begin")),
+            })
+            .collect()
+    }
+
+    fn bell(&self) -> Bell {
+        // Nothing here waits, so there is nothing to wake.
+        Bell::default()
+    }
+}
+
+/// The leases and terms of all groups, and the time that they expire by.
+#[derive(Default)]
+struct Shared {
+    groups: HashMap<String, Group>,
+    manual: Option<Duration>,
+}
+
+/// What Redis keeps in the lease key and the term key.
+#[derive(Default)]
+struct Group {
+    lease: Option<Lease>,
+    term: Option<Term>,
+}
+
+struct Lease {
+    holder: InstanceId,
+    expires: Duration,
+}
+
+struct Term {
+    token: u64,
+    holder: InstanceId,
+    attempt: u64,
+}
+
+impl Shared {
+    /// The time of the leases: since the clock's origin, or since this store was made.
+    fn now(&self) -> Duration {
+        self.manual.unwrap_or_else(|| Duration::from_nanos(Instant::now().as_nanos()))
+    }
+
+    fn execute(&mut self, operation: &Operation) -> Result<Answer, StoreError> {
+        let now = self.now();
+        let group = self.groups.entry(operation.group.lease().to_owned()).or_default();
+        group.lease.take_if(|lease| lease.expires <= now);
+        match operation.action {
+            Action::Acquire { attempt, floor } => group.acquire(operation, attempt, floor, now),
+            Action::Renew { token } if group.is_held(&operation.id, token) => {
+                let lease = group.lease.as_mut().expect("the lease is held");
+                let left = lease.expires - now;
+                lease.expires = now + operation.ttl;
+                Ok(Answer::Renewed { left })
+            }
+            Action::Release { token } if group.is_held(&operation.id, token) => {
+                group.lease = None;
+                Ok(Answer::Released)
+            }
+            Action::Renew { .. } | Action::Release { .. } | Action::Look => Ok(group.look(now)),
+        }
+    }
+}
+
+impl Group {
+    fn acquire(&mut self, operation: &Operation, attempt: u64, floor: u64, now: Duration) -> Result<Answer, StoreError> {
+        if self.lease.as_ref().is_some_and(|lease| lease.holder != operation.id) {
+            return Ok(self.look(now));
+        }
+        let own = self.term.as_ref().filter(|term| term.holder == operation.id);
+        if own.is_some_and(|term| attempt <= term.attempt) {
+            return Ok(Answer::Ghost);
+        }
+        let last = self.term.as_ref().map_or(0, |term| term.token);
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = u64::try_from(time.as_micros()).unwrap_or(LONGEST_TOKEN);
+        let token = next_token(last, time, floor).ok_or_else(|| {
+            StoreError::new(
+                Outcome::Refused,
+                Class::Configuration,
+                format!("no token is left above {last} and {floor}; tokens end at {LONGEST_TOKEN}"),
+            )
+        })?;
+        let holder = operation.id.clone();
+        self.term = Some(Term { token, holder: holder.clone(), attempt });
+        self.lease = Some(Lease { holder, expires: now + operation.ttl });
+        Ok(Answer::Won { token, ahead: Duration::from_micros(token.saturating_sub(time)) })
+    }
+
+    fn is_held(&self, id: &InstanceId, token: u64) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.holder == *id)
+            && self.term.as_ref().is_some_and(|term| term.token == token)
+    }
+
+    fn look(&self, now: Duration) -> Answer {
+        let Some(lease) = &self.lease else { return Answer::Vacant };
+        let term = self.term.as_ref().filter(|term| term.holder == lease.holder);
+        Answer::Held(Holding {
+            holder: lease.holder.clone(),
+            token: term.map(|term| term.token),
+            remaining: Some(lease.expires - now),
+        })
+    }
+}

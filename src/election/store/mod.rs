@@ -1,0 +1,180 @@
+//! Where leases are kept: what is asked of a store, and what it answers.
+//!
+//! A store executes a batch of lease operations within one budget of time and gives one result for
+//! each. "Somebody else holds it" is an answer. An error says what may have happened.
+
+mod budget;
+mod memory;
+mod redis;
+#[cfg(test)]
+mod tests;
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use budget::{Bell, Budget};
+pub use memory::MemoryStore;
+pub use redis::RedisStore;
+
+use super::key::{Group, InstanceId};
+
+/// A place where leases are kept: [`RedisStore`] or [`MemoryStore`].
+///
+/// An elector takes one and opens a session of its own on it, with no connection shared with anybody.
+/// The trait is sealed for now: what is asked of a store will still grow.
+pub trait LeaseStore: sealed::Open {}
+
+pub(crate) mod sealed {
+    /// Opening a session; it does no I/O.
+    pub trait Open: Send + 'static {
+        /// A new session, to be owned by one thread.
+        fn open(&self) -> Box<dyn super::Session>;
+    }
+}
+
+/// One thread's way to a store. It may keep a connection from one batch to the next.
+pub trait Session: Send {
+    /// Executes the operations, in their order within a group, and gives one result for each.
+    ///
+    /// Returns by the end of the budget, also when that is shortened meanwhile. An operation whose
+    /// outcome is unknown is never sent twice.
+    fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>>;
+
+    /// What interrupts this session's waits when a budget is shortened.
+    fn bell(&self) -> Bell;
+}
+
+/// One operation on the lease of one group, in the name of one instance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operation {
+    pub(crate) group: Group,
+    pub(crate) id: InstanceId,
+    /// Whole milliseconds.
+    pub(crate) ttl: Duration,
+    pub(crate) action: Action,
+}
+
+/// What an [`Operation`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Win the lease if it is absent, or if its value is this instance's id.
+    Acquire {
+        /// The instance's number for this attempt, larger than for any earlier one.
+        attempt: u64,
+        /// The highest token this instance has seen; the one won is larger.
+        floor: u64,
+    },
+    /// Set the lease's expiry to ttl again, if it is held by this id under this token.
+    Renew { token: u64 },
+    /// Delete the lease and tell the followers, if it is held by this id under this token.
+    Release { token: u64 },
+    /// Read who holds the lease.
+    #[cfg_attr(not(test), expect(dead_code, reason = "asked by the stores' contract until status asks it"))]
+    Look,
+}
+
+/// What a store answers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// To an acquire: the lease is this instance's, and a new term has this token.
+    Won {
+        /// The term's token.
+        token: u64,
+        /// How far the token is ahead of the server's time in microseconds; zero if it is not.
+        ahead: Duration,
+    },
+    /// To a renew: the expiry was set again; the lease had this long left.
+    Renewed {
+        /// What was left of the lease before.
+        left: Duration,
+    },
+    /// To a release: the lease was deleted.
+    Released,
+    /// To every action: no, this is who holds the lease. It may be this id, under another token.
+    Held(Holding),
+    /// To all but an acquire: no, nobody holds the lease.
+    Vacant,
+    /// To an acquire: no, a later attempt of this instance has been answered already.
+    Ghost,
+}
+
+/// Who holds a lease, as the store says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// The lease's value.
+    pub(crate) holder: InstanceId,
+    /// The holder's token; none where the holder does not keep one, as a Go instance does not.
+    pub(crate) token: Option<u64>,
+    /// What is left of the lease; none for a lease without expiry, which nobody of ours writes.
+    pub(crate) remaining: Option<Duration>,
+}
+
+/// What may have happened to an operation that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing of it was sent.
+    NotSent,
+    /// The server answered with an error, and nothing was done.
+    Refused,
+    /// It was sent, or a part of it, and no answer came: it may still be done, at any later time.
+    Unknown,
+}
+
+/// Whether trying again can help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// It can.
+    Passing,
+    /// It can, on another server: this one is a replica or another slot's node.
+    WrongNode,
+    /// It cannot, until somebody changes the server, its users or the URL.
+    Configuration,
+}
+
+/// Why an operation has no [`Answer`].
+#[derive(Clone, Debug)]
+pub struct StoreError {
+    outcome: Outcome,
+    class: Class,
+    message: String,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+impl StoreError {
+    /// An error without a source. The message names what was done, to what, and never a password.
+    pub(crate) fn new(outcome: Outcome, class: Class, message: impl Into<String>) -> Self {
+        Self { outcome, class, message: message.into(), source: None }
+    }
+
+    /// The same with the error that it came from.
+    pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// What may have happened.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    /// Whether trying again can help.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        self.class
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for StoreError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_ref().map(|source| &**source as &(dyn StdError + 'static))
+    }
+}

@@ -1,0 +1,3 @@
+//! Leader election on Redis for programs without an async runtime.
+
+pub mod election;
