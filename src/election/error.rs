@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::machine::Unreleased;
 use super::store::{Class, StoreError};
 
 /// The source of an error; shared, for an error is cloned to every subscription.
@@ -140,13 +141,44 @@ impl Error {
         Self::new(ErrorKind::NotLeading, format!("the leadership with token {token} has ended; stop its work"))
     }
 
+    /// The store answered an operation in a way that somebody has to look into.
+    pub(crate) fn refused(operation: Operation, message: String) -> Self {
+        Self::build(ErrorKind::Configuration, Some(operation), message, None)
+    }
+
+    pub(crate) fn overrun(group: &str, token: u64, since: Duration) -> Self {
+        let message = format!(
+            "the lead work of group {group:?} with token {token} still runs {since:?} after its term ended; \
+             this instance does not contend until it returns",
+        );
+        Self::new(ErrorKind::Overrun, message)
+    }
+
+    /// Threads still run at the end of a stop.
+    pub(crate) fn threads_left(group: &str, threads: usize) -> Self {
+        let message = format!("stopped the elector of group {group:?}, but {threads} of its threads still run");
+        Self::new(ErrorKind::Overrun, message)
+    }
+
+    /// A lease was left to expire.
+    pub(crate) fn unreleased(group: &str, lease: Unreleased, ends_in: Duration) -> Self {
+        let Unreleased { token, overrun, error, .. } = lease;
+        let (kind, why) = match &error {
+            _ if overrun => (ErrorKind::Overrun, "its lead work still runs"),
+            Some(error) => (error.class().into(), "the release failed"),
+            None => (ErrorKind::Passing, "the store did not answer in time"),
+        };
+        let message = format!(
+            "the lease of group {group:?} with token {token} was not released, for {why}; it ends by itself \
+             within {ends_in:?}",
+        );
+        let source = error.map(|error| Arc::new(error) as Source);
+        Self::build(kind, Some(Operation::Release), message, source)
+    }
+
     /// An operation of an election that failed in its store.
     pub(crate) fn store(operation: Operation, group: &str, error: StoreError) -> Self {
-        let kind = match error.class() {
-            Class::Passing => ErrorKind::Passing,
-            Class::WrongNode => ErrorKind::WrongNode,
-            Class::Configuration => ErrorKind::Configuration,
-        };
+        let kind = error.class().into();
         let object = match operation {
             Operation::Connect => "connect to the store of",
             Operation::Acquire => "acquire the lease of",
@@ -161,6 +193,16 @@ impl Error {
 
     fn build(kind: ErrorKind, operation: Option<Operation>, message: String, source: Option<Source>) -> Self {
         Self(Arc::new(Inner { kind, operation, message, source }))
+    }
+}
+
+impl From<Class> for ErrorKind {
+    fn from(class: Class) -> Self {
+        match class {
+            Class::Passing => Self::Passing,
+            Class::WrongNode => Self::WrongNode,
+            Class::Configuration => Self::Configuration,
+        }
     }
 }
 

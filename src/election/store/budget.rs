@@ -65,7 +65,7 @@ impl Bell {
 
 /// The waiting end of a [`Bell`].
 #[derive(Debug)]
-pub struct BellEnd(UnixStream);
+pub(crate) struct BellEnd(UnixStream);
 
 impl BellEnd {
     /// Takes back every ring so far.

@@ -70,8 +70,8 @@ impl fmt::Debug for MemoryStore {
 impl LeaseStore for MemoryStore {}
 
 impl sealed::Open for MemoryStore {
-    fn open(&self) -> Box<dyn Session> {
-        Box::new(self.clone())
+    fn open(&self) -> std::io::Result<Box<dyn Session>> {
+        Ok(Box::new(self.clone()))
     }
 }
 

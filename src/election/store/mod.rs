@@ -12,9 +12,10 @@ mod tests;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-pub use budget::{Bell, Budget};
+pub(crate) use budget::{Bell, Budget};
 pub use memory::MemoryStore;
 pub use redis::RedisStore;
 
@@ -29,8 +30,8 @@ pub trait LeaseStore: sealed::Open {}
 pub(crate) mod sealed {
     /// Opening a session; it does no I/O.
     pub trait Open: Send + 'static {
-        /// A new session, to be owned by one thread.
-        fn open(&self) -> Box<dyn super::Session>;
+        /// A new session, to be owned by one thread. It fails where the system refuses a descriptor.
+        fn open(&self) -> std::io::Result<Box<dyn super::Session>>;
     }
 }
 
@@ -44,6 +45,33 @@ pub trait Session: Send {
 
     /// What interrupts this session's waits when a budget is shortened.
     fn bell(&self) -> Bell;
+
+    /// The name look-ups of this session, which nothing can end before they end by themselves.
+    fn lookups(&self) -> Lookups {
+        Lookups::default()
+    }
+}
+
+/// Counts the threads of one session that look up a name. Clones share the count.
+#[derive(Clone, Debug, Default)]
+pub struct Lookups(Arc<AtomicUsize>);
+
+impl Lookups {
+    /// How many are running.
+    pub(crate) fn running(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// One more runs from now on; the clone is for it to say when it has ended.
+    pub(crate) fn begun(&self) -> Self {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        self.clone()
+    }
+
+    /// One less runs.
+    pub(crate) fn ended(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// One operation on the lease of one group, in the name of one instance.

@@ -1,0 +1,41 @@
+//! The thread that owns the session with the store.
+
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::Message;
+use crate::election::store::{Budget, Operation, Session};
+
+/// Operations that go to the store together.
+pub(super) struct Batch {
+    pub(super) operations: Vec<Operation>,
+    pub(super) budget: Arc<Budget>,
+}
+
+/// Executes batches until their sender is lost.
+pub(super) fn run(mut session: Box<dyn Session>, batches: &Receiver<Batch>, answers: Sender<Message>) {
+    let mut obituary = Obituary { answers, due: true };
+    for batch in batches {
+        let results = session.execute(&batch.operations, &batch.budget);
+        if obituary.answers.send(Message::Answers(results)).is_err() {
+            break;
+        }
+    }
+    obituary.due = false;
+}
+
+/// Tells the driver when this thread ends by a panic.
+struct Obituary {
+    answers: Sender<Message>,
+    due: bool,
+}
+
+impl Drop for Obituary {
+    fn drop(&mut self) {
+        if self.due {
+            // A driver that has ended needs no telling.
+            self.answers.send(Message::IoEnded).ok();
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The proof of leadership: a token, and a deadline that is compared with the clock at each call.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use super::clock::Instant;
+use super::driver::Commands;
+use super::error::Error;
+
+/// One term of this instance as the leader.
+///
+/// It is cheap to clone and says at each call whether the term still stands; nothing has to run for
+/// it to become false. Between a check and the effect of what follows it the term may end all the
+/// same: give [`token`](Self::token) to the resource, and let that refuse older tokens.
+#[derive(Clone)]
+pub struct Leadership {
+    standing: Arc<Standing>,
+    token: u64,
+    since: Instant,
+    lost: Receiver<()>,
+}
+
+impl Leadership {
+    /// The term's fencing token, larger than that of every earlier term of the group.
+    #[must_use]
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// When this instance was promoted.
+    #[must_use]
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Whether the term stands now: its deadline is compared with the clock.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// Goes on only while the term stands: to be called with `?` between the steps of the work.
+    ///
+    /// # Errors
+    ///
+    /// [`NotLeading`](super::ErrorKind::NotLeading) once the term has ended.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.is_valid() { Ok(()) } else { Err(Error::not_leading(self.token)) }
+    }
+
+    /// How long the term stands if it is not renewed; zero once it has ended.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.standing.lock().remaining(self.token)
+    }
+
+    /// The lost-signal: a channel that never carries a message and disconnects when the term ends.
+    ///
+    /// It is for `select!`. After a suspend of the machine it may lag by one sleep of the driver's
+    /// thread; [`is_valid`](Self::is_valid) never does.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use taskrunner::election::{Elector, MemoryStore};
+    ///
+    /// let elector = Elector::builder(MemoryStore::new(), "demo").start()?;
+    /// let leadership = elector.wait_for_leadership(None)?;
+    /// let work = crossbeam_channel::after(Duration::from_millis(10));
+    /// crossbeam_channel::select! {
+    ///     recv(leadership.lost()) -> _ => println!("lost"),
+    ///     recv(work) -> _ => println!("worked"),
+    /// }
+    /// # Ok::<(), taskrunner::election::Error>(())
+    /// ```
+    #[must_use]
+    pub fn lost(&self) -> &Receiver<()> {
+        &self.lost
+    }
+
+    /// Gives this term up, if it still stands, and does not contend for one `wait`.
+    ///
+    /// Returns at once; [`lost`](Self::lost) tells when the term has ended.
+    pub fn step_down(&self) {
+        self.standing.commands.end_term(self.token);
+    }
+}
+
+impl fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leadership")
+            .field("token", &self.token)
+            .field("since", &self.since)
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}
+
+/// What an instance's threads and its users share: which term stands until when, and whether the
+/// elector has ended.
+///
+/// The clock is read under the lock by every reader and by the one writer. So once a reader has seen
+/// a term's deadline pass, no extension brings the term back.
+pub(crate) struct Standing {
+    state: Mutex<State>,
+    changed: Condvar,
+    pub(crate) commands: Commands,
+}
+
+struct State {
+    term: Option<Proof>,
+    ended: Option<Result<(), Error>>,
+}
+
+struct Proof {
+    token: u64,
+    since: Instant,
+    until: Instant,
+    lost: Receiver<()>,
+}
+
+impl State {
+    fn remaining(&self, token: u64) -> Duration {
+        match &self.term {
+            Some(term) if term.token == token => term.until.saturating_duration_since(Instant::now()),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn leading(&self) -> Option<&Proof> {
+        self.term.as_ref().filter(|term| Instant::now() < term.until)
+    }
+}
+
+impl Standing {
+    pub(crate) fn new(commands: Commands) -> Self {
+        Self { state: Mutex::new(State { term: None, ended: None }), changed: Condvar::new(), commands }
+    }
+
+    pub(crate) fn is_leader(&self) -> bool {
+        self.lock().leading().is_some()
+    }
+
+    pub(crate) fn leadership(self: &Arc<Self>) -> Option<Leadership> {
+        self.lock().leading().map(|term| self.leadership_of(term))
+    }
+
+    /// Waits until this instance leads, for `timeout` at most.
+    pub(crate) fn wait(self: &Arc<Self>, timeout: Option<Duration>) -> Result<Leadership, Error> {
+        let deadline = timeout.map_or(Instant::NEVER, |timeout| Instant::now() + timeout);
+        let mut state = self.lock();
+        loop {
+            if let Some(term) = state.leading() {
+                return Ok(self.leadership_of(term));
+            }
+            match &state.ended {
+                Some(Ok(())) => return Err(Error::stopped()),
+                Some(Err(error)) => return Err(error.clone()),
+                None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::timeout(timeout.unwrap_or_default()));
+            }
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Begins a term. The receiver disconnects when the term ends.
+    pub(crate) fn begin(self: &Arc<Self>, token: u64, until: Instant, lost: Receiver<()>) -> Leadership {
+        let mut state = self.lock();
+        let term = Proof { token, since: Instant::now(), until, lost };
+        let leadership = self.leadership_of(&term);
+        state.term = Some(term);
+        self.changed.notify_all();
+        leadership
+    }
+
+    /// Moves the term's deadline; false if it has passed already, for then the term has ended.
+    pub(crate) fn extend(&self, until: Instant) -> bool {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let Some(term) = state.term.as_mut().filter(|term| now < term.until) else { return false };
+        term.until = until;
+        true
+    }
+
+    /// Ends the term, and says from when on it was ended.
+    pub(crate) fn end_term(&self) -> Instant {
+        let mut state = self.lock();
+        let now = Instant::now();
+        state.term.take().map_or(now, |term| term.until.min(now))
+    }
+
+    /// Ends everything, once: nobody waits any more.
+    pub(crate) fn end(&self, outcome: Result<(), Error>) {
+        let mut state = self.lock();
+        state.term = None;
+        state.ended.get_or_insert(outcome);
+        self.changed.notify_all();
+    }
+
+    /// How the elector ended, if it has.
+    pub(crate) fn ended(&self) -> Option<Result<(), Error>> {
+        self.lock().ended.clone()
+    }
+
+    fn leadership_of(self: &Arc<Self>, term: &Proof) -> Leadership {
+        let (token, since, lost) = (term.token, term.since, term.lost.clone());
+        Leadership { standing: Arc::clone(self), token, since, lost }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics under this lock; a poisoned one is as consistent as any.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        let token = state.term.as_ref().map(|term| term.token);
+        f.debug_struct("Standing").field("token", &token).field("ended", &state.ended).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn standing() -> Arc<Standing> {
+        Arc::new(Standing::new(Commands::of_nobody()))
+    }
+
+    #[test]
+    fn a_term_stands_until_its_deadline_without_anybody_ending_it() {
+        let standing = standing();
+        let (sender, lost) = crossbeam_channel::bounded(0);
+        let leadership = standing.begin(7, Instant::now() + HOUR, lost);
+        assert!(standing.is_leader() && leadership.is_valid());
+        assert_eq!(leadership.token(), 7);
+        leadership.check().expect("it stands");
+        assert!(standing.extend(Instant::now()), "a deadline may be set to any instant while the term stands");
+        assert!(!standing.is_leader() && !leadership.is_valid());
+        assert_eq!(leadership.remaining(), Duration::ZERO);
+        let error = leadership.check().expect_err("it has ended");
+        assert!(error.to_string().contains("token 7"), "{error}");
+        drop(sender);
+    }
+
+    #[test]
+    fn no_extension_brings_back_a_term_whose_deadline_has_passed() {
+        let standing = standing();
+        let (_sender, lost) = crossbeam_channel::bounded(0);
+        let leadership = standing.begin(7, Instant::now(), lost);
+        assert!(!standing.extend(Instant::now() + HOUR));
+        assert!(!standing.is_leader() && !leadership.is_valid() && standing.leadership().is_none());
+    }
+
+    #[test]
+    fn the_end_of_an_expired_term_is_its_deadline() {
+        let standing = standing();
+        let (_sender, lost) = crossbeam_channel::bounded::<()>(0);
+        let deadline = Instant::now();
+        standing.begin(7, deadline, lost.clone());
+        assert_eq!(standing.end_term(), deadline);
+        let before = Instant::now();
+        standing.begin(8, before + HOUR, lost);
+        let ended = standing.end_term();
+        assert!(before <= ended && ended <= Instant::now());
+    }
+
+    #[test]
+    fn an_earlier_leadership_does_not_become_valid_with_a_later_term() {
+        let standing = standing();
+        let (_sender, lost) = crossbeam_channel::bounded::<()>(0);
+        let earlier = standing.begin(7, Instant::now() + HOUR, lost.clone());
+        standing.end_term();
+        let later = standing.begin(8, Instant::now() + HOUR, lost);
+        assert!(later.is_valid() && !earlier.is_valid());
+    }
+
+    #[test]
+    fn waiting_ends_with_the_term_the_timeout_or_the_elector() {
+        let standing = standing();
+        let timeout = standing.wait(Some(Duration::ZERO)).expect_err("nobody leads");
+        assert_eq!(timeout.kind(), crate::election::ErrorKind::Timeout);
+        let (_sender, lost) = crossbeam_channel::bounded(0);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| standing.wait(None));
+            standing.begin(7, Instant::now() + HOUR, lost);
+            assert_eq!(waiter.join().expect("no panic").expect("leads").token(), 7);
+            standing.end_term();
+            let waiter = scope.spawn(|| standing.wait(Some(Duration::MAX)));
+            standing.end(Ok(()));
+            let stopped = waiter.join().expect("no panic").expect_err("stopped");
+            assert_eq!(stopped.kind(), crate::election::ErrorKind::Stopped);
+        });
+    }
+}

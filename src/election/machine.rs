@@ -1,0 +1,460 @@
+//! The rules of one election, as a state machine without I/O, clock, thread, randomness or log.
+//!
+//! It is given the time with every input, says what is to be sent and told, and when it wants to be
+//! called again. Every rule about time or order is here, so all of them are tested in virtual time.
+//!
+//! ```text
+//!              Won in time                    step down, stop, lost, expired,
+//!              ┌─────────────────────────┐    renewal error, lead work ended
+//!              │                         ▼      │
+//!    ┌──────────────┐              ┌─────────┐  │  ┌─────────┐  stopping  ┌─────────┐
+//! ──▶│  Following   │              │ Leading │──┴─▶│ Leaving │───────────▶│ Stopped │
+//!    └──────────────┘              └─────────┘     └─────────┘            └─────────┘
+//!        ▲      │ won too late, or while stopping      ▲  │
+//!        │      └──────────────────────────────────────┘  │ the lead work has returned, and the
+//!        └────────────────────────────────────────────────┘ release is answered or given up
+//! ```
+
+mod answers;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use super::clock::Instant;
+use super::error::Operation;
+use super::event::{Leader, Reason};
+use super::key::InstanceId;
+use super::options::{RenewError, Timing};
+use super::store::{Action, Answer, StoreError};
+
+/// The first back-off after an error; it doubles with each further one, up to `wait`.
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+/// How far apart a release is tried after the lead work has returned.
+const RELEASE_PAUSE: Duration = Duration::from_millis(25);
+/// Redis expires a lease at the millisecond after its last one: an attempt at PTTL + 0 loses.
+const EXPIRY_STEP: Duration = Duration::from_millis(1);
+
+/// The time of an input, and the random number of that moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) at: Instant,
+    /// Uniform in 0..1; one is enough, for at most one instant is drawn at a time.
+    pub(crate) dice: f64,
+}
+
+/// What happens to an election.
+#[derive(Clone, Debug)]
+pub(crate) enum Input {
+    /// Time has passed.
+    Time,
+    /// The store has answered an operation.
+    Answer { op: u64, result: Result<Answer, StoreError> },
+    /// Somebody says that the lease was released by the term with this token.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the wake connection comes with the hooks"))]
+    Wake { token: u64 },
+    /// The lead work of this term has returned.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the lead work's thread comes with the hooks"))]
+    LeadReturned { token: u64 },
+    /// An extension came too late: the deadline before it had passed by the clock that readers see.
+    Lapsed,
+    /// The user gives up leadership and does not contend for `pause`.
+    StepDown { pause: Duration },
+    /// The user ends the election.
+    Stop,
+}
+
+/// What is to be done about it, in this order.
+#[derive(Clone, Debug)]
+pub(crate) enum Output {
+    /// Give this to the store; it is answered, or has failed, by `until`.
+    Send { op: u64, action: Action, until: Instant },
+    /// The operation in flight has no longer than this now.
+    Shorten { op: u64, until: Instant },
+    /// A term begins, proved until then.
+    Promoted { token: u64, until: Instant },
+    /// The term is proved until then.
+    Extended { until: Instant },
+    /// The term ends.
+    Demoted { token: u64, reason: Reason },
+    /// Somebody else holds the lease, or nobody.
+    Leader(Option<Leader>),
+    /// An operation failed.
+    Failed { operation: Operation, error: StoreError },
+    /// The lease in the store has no expiry: nobody of ours wrote it, and it never ends.
+    Unending { holder: InstanceId },
+    /// A token is this far ahead of the store's time.
+    FarAhead { token: u64, by: Duration },
+    /// The lead work still runs at the end of its grace, or a `wait` later.
+    Overrun { token: u64, since: Instant },
+    /// The way out of a term is over; the lease that could not be released, and why.
+    Left { unreleased: Option<Unreleased> },
+    /// Nothing follows.
+    Stopped,
+}
+
+/// A lease that this instance may still hold and has given up releasing; it ends by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Unreleased {
+    pub(crate) token: u64,
+    /// When it ends at the latest.
+    pub(crate) until: Instant,
+    /// Whether the lead work has outlived its grace, so that no release was tried.
+    pub(crate) overrun: bool,
+    /// How the last release failed; none where no answer has come.
+    pub(crate) error: Option<StoreError>,
+}
+
+/// One election of one instance.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    id: InstanceId,
+    timing: Timing,
+    /// Whether each term has lead work that is to be waited for.
+    has_lead_work: bool,
+    state: State,
+    in_flight: Option<InFlight>,
+    last_op: u64,
+    /// Counts this instance's acquires, so that the store can refuse one that was overtaken.
+    attempt: u64,
+    /// The highest token seen.
+    floor: u64,
+    /// The token this instance won last; a wake with it tells nothing new.
+    own_token: u64,
+    /// How many attempts have failed in a row.
+    failures: u32,
+    /// An acquire of unknown outcome may have won the lease.
+    unsettled: bool,
+    /// A wake came while an attempt was under way.
+    woken: bool,
+    rest: Rest,
+    leader: Option<Leader>,
+    stop_by: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum State {
+    Following { next: Instant },
+    Leading(Term),
+    Leaving(Leaving),
+    Stopped,
+}
+
+/// A term that this instance can prove.
+#[derive(Debug)]
+struct Term {
+    token: u64,
+    /// Counted from before the last good request: `sent_at + ttl - stop margin`.
+    deadline: Instant,
+    renew_at: Instant,
+    /// When the lease ends at the latest: ttl after the last request that may have set its expiry.
+    held_until: Instant,
+    /// The last error under [`RenewError::Retry`], told only if the term expires of it.
+    failed: Option<StoreError>,
+}
+
+/// A term that has ended here, whose lease may still be held.
+#[derive(Debug)]
+struct Leaving {
+    token: u64,
+    since: Instant,
+    /// Whether the lease may still be this term's.
+    ours: bool,
+    held_until: Instant,
+    /// While the lead work runs: when its overrun is told next, first at the end of its grace.
+    working: Option<Instant>,
+    overrun: bool,
+    /// When the next renewal (the lead work runs) or release (it has returned) may be sent.
+    next: Instant,
+    failed: Option<StoreError>,
+}
+
+/// Until when this instance does not contend.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    until: Instant,
+    /// Whether it stays so when another instance releases the lease.
+    firm: bool,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    op: u64,
+    action: Action,
+    sent_at: Instant,
+}
+
+impl Machine {
+    /// An election that begins with an attempt at once.
+    pub(crate) fn new(id: InstanceId, timing: Timing, has_lead_work: bool, now: Moment) -> Self {
+        Self {
+            id,
+            has_lead_work,
+            state: State::Following { next: now.at + timing.jitter.mul_f64(now.dice) },
+            in_flight: None,
+            last_op: 0,
+            attempt: 0,
+            floor: 0,
+            own_token: 0,
+            failures: 0,
+            unsettled: false,
+            woken: false,
+            rest: Rest { until: now.at, firm: false },
+            leader: None,
+            stop_by: None,
+            timing,
+        }
+    }
+
+    /// Takes one input and appends what is to be done about it.
+    pub(crate) fn handle(&mut self, now: Moment, input: Input, out: &mut Vec<Output>) {
+        // The deadline comes before whatever else happens now: what arrives after it wins nothing.
+        self.expire(now, out);
+        match input {
+            Input::Time => {}
+            Input::Answer { op, result } => {
+                if let Some(request) = self.in_flight.take_if(|request| request.op == op) {
+                    self.answered(now, request, result, out);
+                }
+            }
+            Input::Wake { token } => self.woken(now, token),
+            Input::LeadReturned { token } => self.lead_returned(now, token, out),
+            Input::Lapsed => self.leave(now, Reason::Expired, out),
+            Input::StepDown { pause } => self.step_down(now, pause, out),
+            Input::Stop => self.stop(now, out),
+        }
+        self.advance(now, out);
+    }
+
+    /// When it wants to be called again, if nothing happens before.
+    pub(crate) fn wake_at(&self) -> Instant {
+        let idle = |at| if self.in_flight.is_none() { at } else { Instant::NEVER };
+        let next = match &self.state {
+            State::Following { next } => idle(*next),
+            State::Leading(term) => term.deadline.min(idle(term.renew_at)),
+            State::Leaving(leaving) => match leaving.working {
+                Some(told) if leaving.overrun || !leaving.ours => told,
+                Some(told) => told.min(idle(leaving.next)),
+                None => idle(leaving.next.min(leaving.held_until)),
+            },
+            State::Stopped => return Instant::NEVER,
+        };
+        self.stop_by.map_or(next, |by| by.min(next))
+    }
+
+    /// Whether no term of this instance is under way, nor on its way out.
+    pub(crate) fn is_following(&self) -> bool {
+        matches!(self.state, State::Following { .. } | State::Stopped)
+    }
+
+    fn expire(&mut self, now: Moment, out: &mut Vec<Output>) {
+        if matches!(&self.state, State::Leading(term) if now.at >= term.deadline) {
+            self.leave(now, Reason::Expired, out);
+        }
+    }
+
+    fn woken(&mut self, now: Moment, token: u64) {
+        if token == self.own_token || self.rest.firm && now.at < self.rest.until {
+            return;
+        }
+        self.rest.until = now.at;
+        if let State::Following { next } = &mut self.state {
+            *next = (*next).min(now.at + self.timing.jitter.mul_f64(now.dice));
+            self.woken = self.in_flight.is_some();
+        }
+    }
+
+    fn lead_returned(&mut self, now: Moment, token: u64, out: &mut Vec<Output>) {
+        if matches!(&self.state, State::Leading(term) if term.token == token) {
+            self.leave(now, Reason::LeadEnded, out);
+        }
+        if let State::Leaving(leaving) = &mut self.state
+            && leaving.token == token
+        {
+            leaving.working = None;
+            leaving.next = now.at;
+        }
+    }
+
+    fn step_down(&mut self, now: Moment, pause: Duration, out: &mut Vec<Output>) {
+        let rest = Rest { until: now.at + pause, firm: true };
+        if matches!(self.state, State::Leading(_)) {
+            self.leave(now, Reason::SteppedDown, out);
+            self.rest = rest;
+        } else if rest.until > self.rest.until {
+            self.rest = rest;
+        }
+        if let State::Following { next } = &mut self.state {
+            *next = (*next).max(self.rest.until);
+        } else {
+            self.shorten(now.at + self.timing.call_limit, out);
+        }
+    }
+
+    fn stop(&mut self, now: Moment, out: &mut Vec<Output>) {
+        if self.stop_by.is_some() {
+            return;
+        }
+        self.leave(now, Reason::Stopped, out);
+        let grace = match &self.state {
+            State::Leaving(leaving) if leaving.working.is_some() => self.timing.lead_grace,
+            _ => Duration::ZERO,
+        };
+        self.stop_by = Some(now.at + grace + self.timing.call_limit * 2);
+        self.shorten(now.at + self.timing.call_limit, out);
+    }
+
+    /// Ends the term that is led, if there is one: what happens next is the way out.
+    fn leave(&mut self, now: Moment, reason: Reason, out: &mut Vec<Output>) {
+        let State::Leading(term) = &mut self.state else { return };
+        let (token, failed) = (term.token, term.failed.take());
+        let leaving = Leaving {
+            token,
+            since: now.at,
+            ours: reason != Reason::Lost,
+            held_until: term.held_until,
+            working: self.has_lead_work.then_some(now.at + self.timing.lead_grace),
+            overrun: false,
+            next: now.at,
+            failed: None,
+        };
+        self.state = State::Leaving(leaving);
+        self.rest = Rest { until: now.at + self.timing.wait, firm: reason == Reason::LeadEnded };
+        out.push(Output::Demoted { token, reason });
+        if let Some(error) = failed.filter(|_| reason == Reason::Expired) {
+            out.push(Output::Failed { operation: Operation::Renew, error });
+        }
+    }
+
+    fn shorten(&self, until: Instant, out: &mut Vec<Output>) {
+        if let Some(request) = &self.in_flight {
+            out.push(Output::Shorten { op: request.op, until });
+        }
+    }
+
+    /// Does what is due now.
+    fn advance(&mut self, now: Moment, out: &mut Vec<Output>) {
+        if self.stop_by.is_some() && self.advance_stop(now, out) {
+            return;
+        }
+        match &mut self.state {
+            State::Following { next } => {
+                if self.in_flight.is_none() && now.at >= *next {
+                    self.attempt += 1;
+                    let action = Action::Acquire { attempt: self.attempt, floor: self.floor };
+                    self.send(now, action, now.at + self.timing.call_limit, out);
+                }
+            }
+            State::Leading(term) => {
+                if self.in_flight.is_none() && now.at >= term.renew_at {
+                    term.held_until = now.at + self.timing.ttl;
+                    let until = match self.timing.renew_error {
+                        RenewError::Demote => term.deadline,
+                        RenewError::Retry => term.deadline.min(now.at + self.timing.retry_limit()),
+                    };
+                    let action = Action::Renew { token: term.token };
+                    self.send(now, action, until, out);
+                }
+            }
+            State::Leaving(_) => self.advance_leaving(now, out),
+            State::Stopped => {}
+        }
+    }
+
+    /// Does what is due while stopping; true when nothing more is to be done now.
+    fn advance_stop(&mut self, now: Moment, out: &mut Vec<Output>) -> bool {
+        if self.stop_by.is_some_and(|by| now.at >= by) {
+            self.finish(now, out);
+            return true;
+        }
+        if matches!(self.state, State::Following { .. }) && self.in_flight.is_none() {
+            if !self.unsettled {
+                self.finish(now, out);
+                return true;
+            }
+            // An acquire whose reply was lost may have won. No term has this token; the store's "no"
+            // tells the one to release.
+            self.unsettled = false;
+            self.state = State::Leaving(Leaving::of_untold_win(0, now.at, now.at + self.timing.ttl));
+        }
+        false
+    }
+
+    fn advance_leaving(&mut self, now: Moment, out: &mut Vec<Output>) {
+        let State::Leaving(leaving) = &mut self.state else { return };
+        let token = leaving.token;
+        if let Some(told) = leaving.working {
+            if now.at >= told {
+                leaving.overrun = true;
+                leaving.working = Some(now.at + self.timing.wait);
+                out.push(Output::Overrun { token, since: leaving.since });
+                if self.stop_by.is_some() {
+                    self.finish(now, out);
+                }
+            } else if leaving.ours && !leaving.overrun && self.in_flight.is_none() && now.at >= leaving.next {
+                leaving.held_until = now.at + self.timing.ttl;
+                let until = self.by_stop(now.at + self.timing.retry_limit());
+                self.send(now, Action::Renew { token }, until, out);
+            }
+            return;
+        }
+        if self.in_flight.is_some() {
+            return;
+        }
+        if !leaving.ours || now.at >= leaving.held_until {
+            // Not ours, or ended by itself: there is nothing to release.
+            leaving.ours = false;
+            self.left(now, out);
+        } else if now.at >= leaving.next {
+            let until = self.by_stop(now.at + self.timing.call_limit);
+            self.send(now, Action::Release { token }, until, out);
+        }
+    }
+
+    fn by_stop(&self, until: Instant) -> Instant {
+        self.stop_by.map_or(until, |by| by.min(until))
+    }
+
+    fn send(&mut self, now: Moment, action: Action, until: Instant, out: &mut Vec<Output>) {
+        self.last_op += 1;
+        // The deadline of what is won counts from here, before anything of it is sent.
+        self.in_flight = Some(InFlight { op: self.last_op, action, sent_at: now.at });
+        out.push(Output::Send { op: self.last_op, action, until });
+    }
+
+    /// The way out of a term is over.
+    fn left(&mut self, now: Moment, out: &mut Vec<Output>) {
+        if self.stop_by.is_some() {
+            return self.finish(now, out);
+        }
+        out.push(Output::Left { unreleased: self.unreleased(now) });
+        let jitter = self.timing.jitter.mul_f64(now.dice);
+        self.state = State::Following { next: self.rest.until.max(now.at) + jitter };
+    }
+
+    fn finish(&mut self, now: Moment, out: &mut Vec<Output>) {
+        out.push(Output::Left { unreleased: self.unreleased(now) });
+        out.push(Output::Stopped);
+        self.state = State::Stopped;
+        self.in_flight = None;
+    }
+
+    /// The lease that this instance leaves behind.
+    fn unreleased(&mut self, now: Moment) -> Option<Unreleased> {
+        let State::Leaving(leaving) = &mut self.state else { return None };
+        let left = leaving.ours && now.at < leaving.held_until;
+        left.then(|| Unreleased {
+            token: leaving.token,
+            until: leaving.held_until,
+            overrun: leaving.overrun && leaving.working.is_some(),
+            error: leaving.failed.take(),
+        })
+    }
+}
+
+impl Leaving {
+    /// The way out of a lease that was won, or may have been, and that nobody was told of.
+    fn of_untold_win(token: u64, now: Instant, held_until: Instant) -> Self {
+        Self { token, since: now, ours: true, held_until, working: None, overrun: false, next: now, failed: None }
+    }
+}

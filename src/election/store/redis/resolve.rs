@@ -1,0 +1,147 @@
+//! Looking up a name without waiting longer than the budget: on a thread of its own.
+//!
+//! The system's look-up cannot be bounded nor stopped; it takes ten seconds and more when the name
+//! servers are silent.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use super::wire::{Broken, Patience};
+use crate::election::store::{Class, Lookups, Outcome, StoreError};
+
+/// Of the time left, a look-up gets one part in this many while there are addresses from an earlier
+/// one: the rest is for dialling those.
+const LOOKUP_PARTS: usize = 2;
+
+/// How a host and a port become addresses.
+#[derive(Clone)]
+pub(super) struct Resolver(Arc<dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync>);
+
+impl Resolver {
+    pub(super) fn new(resolve: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(resolve))
+    }
+}
+
+impl Default for Resolver {
+    /// The system's own look-up.
+    fn default() -> Self {
+        Self::new(|host, port| Ok((host, port).to_socket_addrs()?.collect()))
+    }
+}
+
+impl fmt::Debug for Resolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Resolver")
+    }
+}
+
+/// The look-ups of one session: at most one is under way, and what the last good one said is kept.
+#[derive(Debug)]
+pub(super) struct Names {
+    resolver: Resolver,
+    under_way: Option<UnderWay>,
+    last_good: Vec<SocketAddr>,
+    lookups: Lookups,
+}
+
+type Answer = Arc<Mutex<Option<io::Result<Vec<SocketAddr>>>>>;
+
+/// A look-up whose thread has not been heard of yet.
+#[derive(Debug)]
+struct UnderWay {
+    /// Readable, at its end, once the thread has ended.
+    ended: UnixStream,
+    /// Empty when the thread ended by a panic.
+    answer: Answer,
+}
+
+/// Held by the thread of a look-up; dropping it, on unwind too, tells the session.
+struct Running {
+    lookups: Lookups,
+    _ended: UnixStream,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.lookups.ended();
+    }
+}
+
+impl Names {
+    pub(super) fn new(resolver: Resolver) -> Self {
+        Self { resolver, under_way: None, last_good: Vec::new(), lookups: Lookups::default() }
+    }
+
+    /// How many threads of look-ups are running, readable from anywhere.
+    pub(super) fn lookups(&self) -> Lookups {
+        self.lookups.clone()
+    }
+
+    /// The addresses of a host, in the order to try them; never none.
+    ///
+    /// A name that cannot be looked up, or not in time, has the addresses of the last time.
+    pub(super) fn addresses(&mut self, host: &str, port: u16, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(ip, port)]);
+        }
+        let share = patience.share(if self.last_good.is_empty() { 1 } else { LOOKUP_PARTS });
+        match self.look_up(host, port, &share) {
+            Ok(addresses) => self.last_good = addresses,
+            Err(error) if self.last_good.is_empty() => return Err(error),
+            Err(error) => log::debug!("{error}; using the addresses of the last look-up"),
+        }
+        Ok(self.last_good.clone())
+    }
+
+    fn look_up(&mut self, host: &str, port: u16, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
+        // One that is stuck is waited for rather than doubled: threads must not pile up behind it.
+        let under_way = match self.under_way.take() {
+            Some(under_way) => under_way,
+            None => self.begin(host, port).map_err(|error| {
+                failed(format!("could not begin to look up the name {host}")).with_source(error)
+            })?,
+        };
+        match patience.readable(&under_way.ended) {
+            Ok(()) => {}
+            Err(broken) => {
+                self.under_way = Some(under_way);
+                let allowed = patience.allowed();
+                return Err(match broken {
+                    Broken::Io(error) => failed(format!("could not wait for the name {host}")).with_source(error),
+                    _ => failed(format!("looking up the name {host} took longer than the {allowed:?} allowed")),
+                });
+            }
+        }
+        let answer = under_way.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match answer {
+            Some(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
+            Some(Ok(_)) => Err(failed(format!("the name {host} has no address"))),
+            Some(Err(error)) => Err(failed(format!("could not look up the name {host}")).with_source(error)),
+            None => Err(failed(format!("the resolver panicked while looking up the name {host}"))),
+        }
+    }
+
+    /// Starts the thread of a look-up. It is not joined: nothing can end a look-up that is stuck.
+    fn begin(&self, host: &str, port: u16) -> io::Result<UnderWay> {
+        let (ended, far) = UnixStream::pair()?;
+        let answer = Answer::default();
+        let (resolver, host, slot) = (self.resolver.clone(), host.to_owned(), Arc::clone(&answer));
+        let running = Running { lookups: self.lookups.begun(), _ended: far };
+        thread::Builder::new().name("tr-lookup".to_owned()).spawn(move || {
+            // Moved in first, so that it is dropped last: after the answer is there.
+            let _running = running;
+            let addresses = (resolver.0)(&host, port);
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(addresses);
+        })?;
+        Ok(UnderWay { ended, answer })
+    }
+}
+
+fn failed(message: String) -> StoreError {
+    StoreError::new(Outcome::NotSent, Class::Passing, message)
+}
