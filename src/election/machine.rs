@@ -158,6 +158,7 @@ struct Term {
 struct Leaving {
     token: u64,
     since: Instant,
+    reason: Reason,
     /// Whether the lease may still be this term's.
     ours: bool,
     held_until: Instant,
@@ -311,6 +312,7 @@ impl Machine {
         let leaving = Leaving {
             token,
             since: now.at,
+            reason,
             ours: reason != Reason::Lost,
             held_until: term.held_until,
             working: self.has_lead_work.then_some(now.at + self.timing.lead_grace),
@@ -337,6 +339,8 @@ impl Machine {
         if self.stop_by.is_some() && self.advance_stop(now, out) {
             return;
         }
+        // The way out comes first, for it may lead right to the next attempt.
+        self.advance_leaving(now, out);
         match &mut self.state {
             State::Following { next } => {
                 if self.in_flight.is_none() && now.at >= *next {
@@ -356,13 +360,15 @@ impl Machine {
                     self.send(now, action, until, out);
                 }
             }
-            State::Leaving(_) => self.advance_leaving(now, out),
-            State::Stopped => {}
+            State::Leaving(_) | State::Stopped => {}
         }
     }
 
     /// Does what is due while stopping; true when nothing more is to be done now.
     fn advance_stop(&mut self, now: Moment, out: &mut Vec<Output>) -> bool {
+        if matches!(self.state, State::Stopped) {
+            return true;
+        }
         if self.stop_by.is_some_and(|by| now.at >= by) {
             self.finish(now, out);
             return true;
@@ -375,7 +381,7 @@ impl Machine {
             // An acquire whose reply was lost may have won. No term has this token; the store's "no"
             // tells the one to release.
             self.unsettled = false;
-            self.state = State::Leaving(Leaving::of_untold_win(0, now.at, now.at + self.timing.ttl));
+            self.state = State::Leaving(Leaving::untold(0, now.at, now.at + self.timing.ttl));
         }
         false
     }
@@ -454,7 +460,17 @@ impl Machine {
 
 impl Leaving {
     /// The way out of a lease that was won, or may have been, and that nobody was told of.
-    fn of_untold_win(token: u64, now: Instant, held_until: Instant) -> Self {
-        Self { token, since: now, ours: true, held_until, working: None, overrun: false, next: now, failed: None }
+    fn untold(token: u64, now: Instant, held_until: Instant) -> Self {
+        Self {
+            token,
+            since: now,
+            reason: Reason::Stopped,
+            ours: true,
+            held_until,
+            working: None,
+            overrun: false,
+            next: now,
+            failed: None,
+        }
     }
 }

@@ -7,10 +7,17 @@ use crate::election::event::{Demotion, Event, Leader};
 use crate::election::leadership::Leadership;
 
 /// How many events a subscription holds.
-pub(crate) const SUBSCRIPTION: usize = 256;
+const EVENTS: usize = 256;
 /// What is kept free in a subscription for its end: `Missed`, the two events that tell the present
 /// state, and `Stopped`.
 const RESERVE: usize = 4;
+/// A subscription that is behind is told `Missed` when it has lost this many events, and at each
+/// doubling: only by sending is it found out that its listener is gone.
+const FIRST_PROBE: u64 = 1 << 12;
+/// Room for those.
+const PROBES: usize = u64::BITS as usize - FIRST_PROBE.trailing_zeros() as usize;
+/// The capacity of a subscription's channel.
+pub(crate) const SUBSCRIPTION: usize = EVENTS + PROBES + RESERVE;
 /// How many errors `on_error` holds.
 const ERRORS: usize = 16;
 
@@ -46,7 +53,7 @@ impl Outlets {
 
     /// Adds a subscription, which begins with the present state.
     pub(crate) fn subscribe(&mut self, sender: Sender<Event>) {
-        let mut subscription = Subscription { sender, missed: 0, gone: false };
+        let mut subscription = Subscription { sender, lost: 0, untold: 0, gone: false };
         let leading = self.role.as_ref().filter(|role| matches!(role, Event::Promoted(_)));
         for event in leading.cloned().into_iter().chain([Event::LeaderChanged(self.leader.clone())]) {
             subscription.push(event);
@@ -56,6 +63,8 @@ impl Outlets {
 
     /// Tells an event to everybody.
     pub(crate) fn tell(&mut self, event: &Event) {
+        // What was missed is told with the state before this event, which follows.
+        self.catch_up();
         match event {
             // A demotion that nobody has read is contradicted now, and the other way round.
             Event::Promoted(leadership) => {
@@ -72,20 +81,19 @@ impl Outlets {
             Event::Error(error) => self.error.push(error.clone()),
             Event::Missed { .. } | Event::Stopped => {}
         }
-        self.catch_up();
         for subscription in &mut self.subscriptions {
             subscription.offer(event);
         }
     }
 
-    /// Whether a subscription has missed something and was not told yet.
+    /// Whether a subscription is behind: it has missed something and was not told the state since.
     pub(crate) fn is_lagging(&self) -> bool {
-        self.subscriptions.iter().any(|subscription| subscription.missed > 0)
+        self.subscriptions.iter().any(|subscription| subscription.lost > 0)
     }
 
     /// Tells subscriptions that have room again what they missed, and forgets those that are gone.
     pub(crate) fn catch_up(&mut self) {
-        self.recover(2 * RESERVE);
+        self.recover(PROBES + 2 * RESERVE);
         self.subscriptions.retain(|subscription| !subscription.gone);
     }
 
@@ -101,9 +109,9 @@ impl Outlets {
     fn recover(&mut self, room: usize) {
         let present = [self.role.clone(), Some(Event::LeaderChanged(self.leader.clone()))];
         for subscription in &mut self.subscriptions {
-            if subscription.missed > 0 && subscription.room() >= room {
-                let count = std::mem::take(&mut subscription.missed);
-                subscription.push(Event::Missed { count });
+            if subscription.lost > 0 && subscription.room() >= room {
+                subscription.lost = 0;
+                subscription.tell_missed();
                 for event in present.iter().flatten() {
                     subscription.push(event.clone());
                 }
@@ -114,29 +122,41 @@ impl Outlets {
 
 struct Subscription {
     sender: Sender<Event>,
-    /// How many events were lost since the last one that was sent.
-    missed: u64,
+    /// How many events were lost since this subscription fell behind.
+    lost: u64,
+    /// How many of those no `Missed` has told of.
+    untold: u64,
     /// Whether nobody listens any more.
     gone: bool,
 }
 
 impl Subscription {
-    /// Sends an event if there is room for it beside the reserve, and if nothing was lost before it.
+    /// Sends an event if there is room for it and nothing was lost before it.
     fn offer(&mut self, event: &Event) {
-        if self.missed > 0 || self.room() <= RESERVE {
-            self.missed = self.missed.saturating_add(1);
-        } else {
-            self.push(event.clone());
+        if self.lost == 0 && self.room() > PROBES + RESERVE {
+            return self.push(event.clone());
+        }
+        self.lost = self.lost.saturating_add(1);
+        self.untold = self.untold.saturating_add(1);
+        if self.lost >= FIRST_PROBE && self.lost.is_power_of_two() {
+            self.tell_missed();
+        }
+    }
+
+    fn tell_missed(&mut self) {
+        let count = std::mem::take(&mut self.untold);
+        if count > 0 {
+            self.push(Event::Missed { count });
         }
     }
 
     fn room(&self) -> usize {
         // Only this end sends, so there is never less room than it says.
-        self.sender.capacity().unwrap_or(SUBSCRIPTION) - self.sender.len()
+        SUBSCRIPTION.saturating_sub(self.sender.len())
     }
 
     fn push(&mut self, event: Event) {
-        // There is room. What fails is that the other end was dropped, which also empties the channel.
+        // There is room. What fails is that the other end was dropped.
         self.gone |= self.sender.try_send(event).is_err();
     }
 }
@@ -213,7 +233,7 @@ mod tests {
         assert!(outlets.is_lagging());
         let before = received(&receiver);
         assert_eq!(before.first().map(String::as_str), Some("demoted 1"));
-        assert_eq!(before.len(), SUBSCRIPTION - RESERVE);
+        assert_eq!(before.len(), EVENTS);
         outlets.catch_up();
         let missed = 1001 - before.len();
         assert_eq!(received(&receiver), [format!("missed {missed}"), "demoted 1000".into(), "leader Some(7)".into()]);
@@ -231,8 +251,8 @@ mod tests {
         outlets.stopped();
         drop(outlets);
         let events = received(&receiver);
-        assert_eq!(events.len(), SUBSCRIPTION);
-        assert_eq!(events[SUBSCRIPTION - 4..], ["missed 748", "demoted 1000", "leader None", "stopped"]);
+        assert_eq!(events.len(), EVENTS + RESERVE);
+        assert_eq!(events[EVENTS..], ["missed 744", "demoted 1000", "leader None", "stopped"]);
         assert!(receiver.recv().is_err(), "nothing follows");
     }
 
@@ -242,9 +262,28 @@ mod tests {
         for token in 1..=300 {
             outlets.tell(&demoted(token));
         }
-        assert_eq!(received(&receiver).len(), SUBSCRIPTION - RESERVE);
+        assert_eq!(received(&receiver).len(), EVENTS);
         outlets.tell(&demoted(301));
-        assert_eq!(received(&receiver), ["missed 48", "demoted 300", "leader None", "demoted 301"]);
+        assert_eq!(received(&receiver), ["missed 44", "demoted 300", "leader None", "demoted 301"]);
+    }
+
+    #[test]
+    fn a_listener_that_never_reads_has_its_losses_summed_in_few_events() {
+        let (mut outlets, receiver) = subscribed();
+        let sent = 100_000;
+        for token in 1..=sent {
+            outlets.tell(&demoted(token));
+        }
+        outlets.stopped();
+        let (mut missed, mut rest) = (0, 0);
+        for event in receiver.try_iter() {
+            match event {
+                Event::Missed { count } => missed += count,
+                _ => rest += 1,
+            }
+        }
+        // Beside the events themselves stand the present state and the end.
+        assert_eq!(missed + rest, sent + 3);
     }
 
     #[test]
@@ -254,7 +293,9 @@ mod tests {
             outlets.tell(&demoted(token));
         }
         drop(receiver);
-        outlets.tell(&demoted(1001));
+        for token in 1001..=1000 + FIRST_PROBE {
+            outlets.tell(&demoted(token));
+        }
         outlets.catch_up();
         assert!(outlets.subscriptions.is_empty());
     }

@@ -74,7 +74,7 @@ impl Machine {
         let held_until = sent_at + self.timing.ttl;
         if now.at >= deadline || now.at < self.rest.until || self.stop_by.is_some() {
             // Won too late to prove it, or no longer wanted: nobody is told, and it is given back.
-            self.state = State::Leaving(Leaving::of_untold_win(token, now.at, held_until));
+            self.state = State::Leaving(Leaving::untold(token, now.at, held_until));
             return;
         }
         let renew_at = self.renew_at(now, sent_at);
@@ -123,13 +123,13 @@ impl Machine {
                 }
                 Ok(answer) => self.gone(answer, out),
                 Err(error) => {
-                    let led = sent_at < leaving.since;
+                    let fatal = leaving.reason == Reason::Expired && sent_at < leaving.since;
                     leaving.next = match leaving.working {
                         Some(_) => now.at + self.timing.retry_pause(),
                         None => now.at,
                     };
                     // It says why the term expired; what fails on the way out changes nothing.
-                    if led {
+                    if fatal {
                         out.push(failed(Operation::Renew, error));
                     }
                 }

@@ -182,9 +182,9 @@ impl Wire {
     /// Whether nothing has come that nobody asked for: no byte, no close, no error.
     pub(super) fn is_quiet(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let ready = poll(&mut fds, Some(&Timespec::default()));
         // An interrupted poll leaves it to the next read to find out.
-        let events = poll(&mut fds, Some(&Timespec::default())).map(|_| fds[0].revents());
-        self.inbox.is_empty() && matches!(events, Ok(PollFlags::EMPTY) | Err(Errno::INTR))
+        self.inbox.is_empty() && matches!(ready, Ok(0) | Err(Errno::INTR))
     }
 
     /// Sends all of it, in one write if the system takes it. An error comes with how much was sent.

@@ -1,0 +1,176 @@
+//! What a Redis URL says.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use redis::{ConnectionAddr, IntoConnectionInfo};
+use rustix::net::SocketAddrUnix;
+
+use crate::election::error::Error;
+
+/// Where a server is, and how to log in there.
+#[derive(Clone)]
+pub(super) struct Target {
+    pub(super) address: Address,
+    pub(super) username: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) database: u32,
+}
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl Target {
+    /// Reads a URL. The error never repeats any of it, for it may hold a password in a wrong place.
+    pub(super) fn parse(url: &str) -> Result<Self, Error> {
+        let url = url.trim();
+        if url.is_empty() {
+            return Err(bad("is empty"));
+        }
+        let Some((scheme, rest)) = url.split_once("://") else { return Err(bad("has no scheme")) };
+        // Up to the path; what stands before the last @ is user and password.
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let hosts = authority.rsplit('@').next().unwrap_or_default();
+        match &*scheme.to_ascii_lowercase() {
+            "redis" | "valkey" if hosts.contains(',') => return Err(bad("names several hosts; Redis Cluster is not supported yet")),
+            "redis" | "valkey" if hosts.is_empty() || hosts.starts_with(':') => return Err(bad("names no host")),
+            "redis" | "valkey" => {}
+            "unix" | "redis+unix" | "valkey+unix" if !authority.is_empty() => {
+                return Err(bad("names a host where a socket's path should begin: write three slashes after unix:"));
+            }
+            "unix" | "redis+unix" | "valkey+unix" if rest.split(['?', '#']).next().is_none_or(str::is_empty) => {
+                return Err(bad("names no socket path"));
+            }
+            "unix" | "redis+unix" | "valkey+unix" => {}
+            "rediss" | "valkeys" => return Err(bad("asks for TLS, which is not supported yet")),
+            "redis-cluster" | "redis+cluster" | "valkey-cluster" | "valkey+cluster" | "rediss-cluster" | "rediss+cluster" => {
+                return Err(bad("asks for Redis Cluster, which is not supported yet"));
+            }
+            "redis-sentinel" | "redis+sentinel" | "valkey-sentinel" | "valkey+sentinel" | "rediss-sentinel" | "rediss+sentinel" => {
+                return Err(bad("asks for Redis Sentinel, which is not supported yet"));
+            }
+            _ => return Err(bad("has a scheme that is none of redis, valkey, unix, redis+unix and valkey+unix")),
+        }
+        // The crate's error may quote the URL, so it is not a source of ours.
+        let info = url.into_connection_info().map_err(|_| {
+            bad("cannot be parsed; special characters in user and password must be percent-encoded, and a database is a number")
+        })?;
+        let address = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => Address::Tcp { host: host.clone(), port: *port },
+            ConnectionAddr::Unix(path) if path.file_name().is_none() => return Err(bad("names no socket path")),
+            ConnectionAddr::Unix(path) if SocketAddrUnix::new(path).is_err() => {
+                return Err(bad("names a socket path that is longer than the system allows"));
+            }
+            ConnectionAddr::Unix(path) => Address::Unix(path.clone()),
+            _ => return Err(bad("names an address of a kind that is not supported")),
+        };
+        let settings = info.redis_settings();
+        let username = settings.username().map(str::to_owned);
+        // A user without a password may log in with any; the empty one is what the command wants then.
+        let password = settings.password().map(str::to_owned).or_else(|| username.as_ref().map(|_| String::new()));
+        let database = u32::try_from(settings.db()).map_err(|_| bad("has a database number that is negative or too large"))?;
+        Ok(Self { address, username, password, database })
+    }
+}
+
+fn bad(what: &str) -> Error {
+    Error::options(format!(
+        "the Redis URL {what}; a good one is redis://user:password@host:6379/0 or unix:///path/to/redis.sock?db=0"
+    ))
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target")
+            .field("address", &self.address)
+            .field("username", &self.username)
+            .field("database", &self.database)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_urls_are_read() {
+        let tcp = |host: &str, port| Address::Tcp { host: host.to_owned(), port };
+        let unix = |path: &str| Address::Unix(path.into());
+        for (url, address, username, password, database) in [
+            ("redis://127.0.0.1/", tcp("127.0.0.1", 6379), None, None, 0),
+            ("redis://localhost", tcp("localhost", 6379), None, None, 0),
+            (" valkey://h:7000/3\n", tcp("h", 7000), None, None, 3),
+            ("REDIS://h", tcp("h", 6379), None, None, 0),
+            ("redis://[::1]:7/", tcp("::1", 7), None, None, 0),
+            ("redis://:p%40ss@h", tcp("h", 6379), None, Some("p@ss"), 0),
+            ("redis://us%2Fer:p,ss@h/2", tcp("h", 6379), Some("us/er"), Some("p,ss"), 2),
+            ("redis://user@h", tcp("h", 6379), Some("user"), Some(""), 0),
+            ("unix:///run/redis.sock", unix("/run/redis.sock"), None, None, 0),
+            ("redis+unix:///run/r.sock?db=4&user=u&pass=p%26", unix("/run/r.sock"), Some("u"), Some("p&"), 4),
+            ("valkey+unix:///run/r%20s.sock", unix("/run/r s.sock"), None, None, 0),
+        ] {
+            let target = Target::parse(url).unwrap_or_else(|e| panic!("{url}: {e}"));
+            assert_eq!(target.address, address, "{url}");
+            let login = (target.username.as_deref(), target.password.as_deref(), target.database);
+            assert_eq!(login, (username, password, database), "{url}");
+        }
+    }
+
+    #[test]
+    fn bad_urls_are_refused_with_what_is_wrong_and_without_the_password() {
+        let long = format!("unix:///{}?pass=hunter2", "x".repeat(200));
+        for (url, what) in [
+            ("", "is empty"),
+            (" ", "is empty"),
+            ("hunter2@h:6379", "no scheme"),
+            ("127.0.0.1:6379", "no scheme"),
+            ("http://u:hunter2@h", "scheme that is none of"),
+            ("hunter2://h", "scheme that is none of"),
+            ("rediss://u:hunter2@h", "TLS"),
+            ("valkeys://u:hunter2@h", "TLS"),
+            ("redis-cluster://u:hunter2@h", "Cluster"),
+            ("redis+cluster://u:hunter2@h", "Cluster"),
+            ("redis://u:hunter2@a:1,b:2", "several hosts"),
+            ("redis+sentinel://u:hunter2@h", "Sentinel"),
+            ("redis-sentinel://u:hunter2@h", "Sentinel"),
+            ("redis://", "no host"),
+            ("redis:///0", "no host"),
+            ("redis://u:hunter2@/0", "no host"),
+            ("redis://u:hunter2@:6379", "no host"),
+            ("redis://u:hunter2@h/-1", "negative"),
+            ("redis://u:hunter2@h/99999999999", "too large"),
+            ("redis://u:hunter2@h/x", "cannot be parsed"),
+            ("redis://u:hunter2@h:port", "cannot be parsed"),
+            ("redis://u:hun/ter2@h", "cannot be parsed"),
+            ("redis://u:hunter2%ff@h", "cannot be parsed"),
+            ("redis://u:hunter2@h?protocol=hunter2", "cannot be parsed"),
+            ("redis://0.0.0.0", "cannot be parsed"),
+            ("unix://", "no socket path"),
+            ("unix:///?pass=hunter2", "no socket path"),
+            ("unix://run/redis.sock?pass=hunter2", "three slashes"),
+            ("unix:///run/s?db=-1&pass=hunter2", "negative"),
+            (&long, "longer than"),
+        ] {
+            let error = Target::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
+            let shown = format!("{error} {error:?} {}", error.to_chain());
+            assert!(shown.contains(what), "{url}: {shown}");
+            assert!(shown.contains("redis://user:password@host:6379/0"), "{url}: {shown}");
+            assert!(!shown.contains("hunter2") && !shown.contains("ter2"), "{url}: {shown}");
+        }
+    }
+}
