@@ -126,7 +126,10 @@ impl Election {
         let group = self.group.name();
         match output {
             Output::Send { op, action, until } => {
-                log::trace!("group {group:?}: {action:?} within {:?}", until.saturating_duration_since(Instant::now()));
+                log::trace!(
+                    "group {group:?}: {action:?} within {:?}",
+                    until.saturating_duration_since(Instant::now())
+                );
                 let (group, id, ttl) = (self.group.clone(), self.id.clone(), self.timing.ttl);
                 orders.push(Order::Send { op, until, operation: Operation { group, id, ttl, action } });
             }
@@ -157,7 +160,9 @@ impl Election {
                 self.tell_error(Error::refused(Act::Acquire, message));
             }
             Output::FarAhead { token, by } => {
-                log::warn!("group {group:?}: token {token} is {by:?} ahead of the store's time; a clock was wrong once");
+                log::warn!(
+                    "group {group:?}: token {token} is {by:?} ahead of the store's time; a clock was wrong once"
+                );
             }
             Output::Overrun { token, since } => {
                 self.tell_error(Error::overrun(group, token, since.elapsed()));
@@ -178,7 +183,9 @@ impl Election {
         self.term = None;
         let group = self.group.name();
         match reason {
-            Reason::SteppedDown | Reason::Stopped => log::info!("group {group:?}: demoted, token {token}: {reason}"),
+            Reason::SteppedDown | Reason::Stopped => {
+                log::info!("group {group:?}: demoted, token {token}: {reason}")
+            }
             _ => log::warn!("group {group:?}: demoted, token {token}: {reason}"),
         }
         self.outlets.tell(&Event::Demoted(Demotion { token, reason, at }));
@@ -213,7 +220,10 @@ impl Drop for Election {
     /// An election that ends without having stopped has lost its thread: nobody renews any more.
     fn drop(&mut self) {
         if !self.stopped {
-            log::error!("group {:?}: the driver of the election has died; it leads no more", self.group.name());
+            log::error!(
+                "group {:?}: the driver of the election has died; it leads no more",
+                self.group.name()
+            );
         }
         self.standing.end(Err(Error::dead()));
     }

@@ -236,7 +236,10 @@ mod tests {
         assert_eq!(before.len(), EVENTS);
         outlets.catch_up();
         let missed = 1001 - before.len();
-        assert_eq!(received(&receiver), [format!("missed {missed}"), "demoted 1000".into(), "leader Some(7)".into()]);
+        assert_eq!(
+            received(&receiver),
+            [format!("missed {missed}"), "demoted 1000".into(), "leader Some(7)".into()]
+        );
         assert!(!outlets.is_lagging());
         outlets.tell(&leader(8));
         assert_eq!(received(&receiver), ["leader Some(8)"]);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-pub(crate) use budget::{Bell, Budget};
+pub(crate) use budget::{Bell, BellEnd, Budget};
 pub use memory::MemoryStore;
 pub use redis::RedisStore;
 
