@@ -63,6 +63,16 @@ pub(crate) enum Command {
     Stop,
 }
 
+impl Command {
+    /// The election has stopped: a new subscription is told that, and nobody waits.
+    fn came_late(self) {
+        if let Self::Subscribe(sender) = self {
+            // The channel is new; what can fail is that nobody listens.
+            sender.try_send(Event::Stopped).ok();
+        }
+    }
+}
+
 /// The way from a user to one election.
 #[derive(Clone)]
 pub(crate) struct Commands {
@@ -212,6 +222,11 @@ impl Loop {
             self.call_due();
             self.dispatch();
         }
+        for message in self.messages.try_iter() {
+            if let Message::Command(_, command) = message {
+                command.came_late();
+            }
+        }
         // Losing its sender ends the I/O thread, after a batch whose budget is about to end.
         drop(self.batches);
         io.join().ok();
@@ -234,12 +249,14 @@ impl Loop {
                 self.alarms.insert((Instant::now(), id));
             }
             Message::Close => self.closed = true,
-            Message::Command(id, command) => {
-                let input = self.elections.get_mut(&id).and_then(|election| election.command(command));
-                if let Some(input) = input {
-                    self.call(id, input);
+            Message::Command(id, command) => match self.elections.get_mut(&id) {
+                Some(election) => {
+                    if let Some(input) = election.command(command) {
+                        self.call(id, input);
+                    }
                 }
-            }
+                None => command.came_late(),
+            },
             Message::Answers(results) => {
                 let requests = self.flight.take().map_or_else(Vec::new, |flight| flight.requests);
                 for (request, result) in requests.into_iter().zip(results) {

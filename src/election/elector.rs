@@ -317,7 +317,10 @@ impl Builder {
         }
         let id = InstanceId::random(self.name.as_deref())?;
         let session = self.store.open().map_err(|error| {
-            Error::spawn("could not open a session with the store; too many files may be open", Some(Arc::new(error)))
+            Error::spawn(
+                "could not open a session with the store; too many files may be open",
+                Some(Arc::new(error)),
+            )
         })?;
         let lookups = session.lookups();
         let driver = Driver::start(session)?;

@@ -138,7 +138,10 @@ impl Error {
     }
 
     pub(crate) fn not_leading(token: u64) -> Self {
-        Self::new(ErrorKind::NotLeading, format!("the leadership with token {token} has ended; stop its work"))
+        Self::new(
+            ErrorKind::NotLeading,
+            format!("the leadership with token {token} has ended; stop its work"),
+        )
     }
 
     /// The store answered an operation in a way that somebody has to look into.
@@ -156,7 +159,8 @@ impl Error {
 
     /// Threads still run at the end of a stop.
     pub(crate) fn threads_left(group: &str, threads: usize) -> Self {
-        let message = format!("stopped the elector of group {group:?}, but {threads} of its threads still run");
+        let message =
+            format!("stopped the elector of group {group:?}, but {threads} of its threads still run");
         Self::new(ErrorKind::Overrun, message)
     }
 

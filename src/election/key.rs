@@ -24,7 +24,9 @@ impl Group {
     /// The group of this name. An empty name is refused: it is most often a setting that was not read.
     pub(crate) fn new(name: &str) -> Result<Self, Error> {
         if name.is_empty() {
-            return Err(Error::options("the group's name is empty; name the group whose instances elect one leader"));
+            return Err(Error::options(
+                "the group's name is empty; name the group whose instances elect one leader",
+            ));
         }
         let lease = lease_key(name);
         let term = format!("{{{lease}}}:term");

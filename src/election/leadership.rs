@@ -247,7 +247,10 @@ mod tests {
         assert!(standing.is_leader() && leadership.is_valid());
         assert_eq!(leadership.token(), 7);
         leadership.check().expect("it stands");
-        assert!(standing.extend(Instant::now()), "a deadline may be set to any instant while the term stands");
+        assert!(
+            standing.extend(Instant::now()),
+            "a deadline may be set to any instant while the term stands"
+        );
         assert!(!standing.is_leader() && !leadership.is_valid());
         assert_eq!(leadership.remaining(), Duration::ZERO);
         let error = leadership.check().expect_err("it has ended");

@@ -68,7 +68,9 @@ impl Options {
         let asked = self.ttl;
         let ttl = whole_millis(asked);
         if ttl < SHORTEST_TTL || ttl > LONGEST_TTL {
-            return refuse(format!("ttl ({asked:?}) must be from {SHORTEST_TTL:?} to one day ({LONGEST_TTL:?})"));
+            return refuse(format!(
+                "ttl ({asked:?}) must be from {SHORTEST_TTL:?} to one day ({LONGEST_TTL:?})"
+            ));
         }
         if self.wait < SHORTEST_WAIT {
             return refuse(format!("wait ({:?}) must be at least {SHORTEST_WAIT:?}", self.wait));
@@ -152,7 +154,11 @@ mod tests {
         assert_eq!(timing(3000 * MS).retry_limit(), 500 * MS);
         assert_eq!(timing(3000 * MS).retry_pause(), 125 * MS);
         assert_eq!(timing(LONGEST_TTL).retry_limit(), 2000 * MS);
-        assert_eq!(timing(Duration::from_nanos(100_999_999)).ttl, 100 * MS, "truncated to whole milliseconds");
+        assert_eq!(
+            timing(Duration::from_nanos(100_999_999)).ttl,
+            100 * MS,
+            "truncated to whole milliseconds"
+        );
     }
 
     #[test]
@@ -165,13 +171,34 @@ mod tests {
             (options(LONGEST_TTL + MS), &["ttl (86400.001s)", "one day (86400s)"]),
             (options(Duration::MAX), &["ttl (", "one day"]),
             (Options { wait: Duration::ZERO, ..base.clone() }, &["wait (0ns)", "10ms"]),
-            (Options { wait: Duration::from_nanos(9_999_999), ..base.clone() }, &["wait (9.999999ms)", "10ms"]),
-            (Options { stop_margin: Some(Duration::ZERO), ..base.clone() }, &["stop margin (0ns)", "20ms", "ttl (1s)"]),
-            (Options { stop_margin: Some(19 * MS), ..base.clone() }, &["stop margin (19ms)", "20ms", "ttl (1s)"]),
-            (Options { stop_margin: Some(251 * MS), ..base.clone() }, &["stop margin (251ms)", "250ms", "ttl (1s)"]),
-            (Options { stop_margin: Some(Duration::MAX), ..base.clone() }, &["stop margin (", "250ms", "ttl (1s)"]),
-            (Options { jitter: 201 * MS, ..base.clone() }, &["jitter (201ms)", "stop margin (50ms)", "250ms"]),
-            (Options { jitter: Duration::MAX, ..base.clone() }, &["jitter (", "stop margin (50ms)", "ttl (1s)"]),
+            (
+                Options { wait: Duration::from_nanos(9_999_999), ..base.clone() },
+                &["wait (9.999999ms)", "10ms"],
+            ),
+            (
+                Options { stop_margin: Some(Duration::ZERO), ..base.clone() },
+                &["stop margin (0ns)", "20ms", "ttl (1s)"],
+            ),
+            (
+                Options { stop_margin: Some(19 * MS), ..base.clone() },
+                &["stop margin (19ms)", "20ms", "ttl (1s)"],
+            ),
+            (
+                Options { stop_margin: Some(251 * MS), ..base.clone() },
+                &["stop margin (251ms)", "250ms", "ttl (1s)"],
+            ),
+            (
+                Options { stop_margin: Some(Duration::MAX), ..base.clone() },
+                &["stop margin (", "250ms", "ttl (1s)"],
+            ),
+            (
+                Options { jitter: 201 * MS, ..base.clone() },
+                &["jitter (201ms)", "stop margin (50ms)", "250ms"],
+            ),
+            (
+                Options { jitter: Duration::MAX, ..base.clone() },
+                &["jitter (", "stop margin (50ms)", "ttl (1s)"],
+            ),
             (
                 Options { jitter: MS, stop_margin: Some(250 * MS), ..base.clone() },
                 &["jitter (1ms)", "stop margin (250ms)", "250ms"],

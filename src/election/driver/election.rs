@@ -184,7 +184,7 @@ impl Election {
         let group = self.group.name();
         match reason {
             Reason::SteppedDown | Reason::Stopped => {
-                log::info!("group {group:?}: demoted, token {token}: {reason}")
+                log::info!("group {group:?}: demoted, token {token}: {reason}");
             }
             _ => log::warn!("group {group:?}: demoted, token {token}: {reason}"),
         }

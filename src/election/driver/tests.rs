@@ -7,7 +7,8 @@ use super::*;
 use crate::election::key::{Group, InstanceId};
 use crate::election::leadership::Standing;
 use crate::election::options::Options;
-use crate::election::store::{BellEnd, Class, LeaseStore, Outcome, RedisStore, sealed};
+use crate::election::store::budget::BellEnd;
+use crate::election::store::{Class, LeaseStore, Outcome, RedisStore, sealed};
 use crate::election::{Builder, Elector, ErrorKind, MemoryStore, Reason};
 use crate::server::{Admin, Server};
 
@@ -102,6 +103,17 @@ fn eventually(mut condition: impl FnMut() -> bool) {
 
 fn builder(store: impl LeaseStore) -> Builder {
     Elector::builder(store, "group").ttl(Duration::from_millis(400)).wait(Duration::from_millis(400))
+}
+
+#[test]
+fn the_handles_may_be_shared_by_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<Elector>();
+    shared::<crate::election::Leadership>();
+    shared::<Error>();
+    shared::<Event>();
+    shared::<RedisStore>();
+    shared::<MemoryStore>();
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Action, Answer, EXPIRY_STEP, FIRST_BACKOFF, InFlight, Leader, Leaving, Machine, Moment, Operation, Output,
-    RELEASE_PAUSE, Reason, RenewError, Rest, State, StoreError, Term,
+    Action, Answer, EXPIRY_STEP, FIRST_BACKOFF, InFlight, Leader, Leaving, Machine, Moment, Operation,
+    Output, RELEASE_PAUSE, Reason, RenewError, Rest, State, StoreError, Term,
 };
 use crate::election::clock::Instant;
 use crate::election::store::{Class, Holding, Outcome};

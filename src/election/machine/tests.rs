@@ -93,7 +93,9 @@ fn shown(output: &Output) -> String {
     let until = |instant: &Instant| millis(*instant).map_or_else(|| "never".into(), |at| at.to_string());
     match output {
         Output::Send { action, until: by, .. } => match action {
-            Action::Acquire { attempt, floor } => format!("acquire attempt {attempt} floor {floor} by {}", until(by)),
+            Action::Acquire { attempt, floor } => {
+                format!("acquire attempt {attempt} floor {floor} by {}", until(by))
+            }
             Action::Renew { token } => format!("renew {token} by {}", until(by)),
             Action::Release { token } => format!("release {token} by {}", until(by)),
             Action::Look => "look".into(),
@@ -539,10 +541,9 @@ mod leading_a_term {
     fn a_machine_that_is_called_late_renews_at_once_or_expires() {
         leading(TIMING).at(900, Input::Time, &["renew 7 by 950"]);
         leading(TIMING).at(950, Input::Time, &["demoted 7 expired", "release 7 by 1450"]);
-        leading(TIMING).at(9000, Input::Time, &["demoted 7 expired", "left"]).wakes(
-            10_200,
-            &["acquire attempt 2 floor 7 by 10700"],
-        );
+        leading(TIMING)
+            .at(9000, Input::Time, &["demoted 7 expired", "left"])
+            .wakes(10_200, &["acquire attempt 2 floor 7 by 10700"]);
     }
 
     #[test]
@@ -588,7 +589,10 @@ mod leading_a_term {
         let day = Duration::from_secs(24 * 60 * 60);
         let timing = Timing { ttl: day, stop_margin: day / 20, wait: Duration::MAX, ..TIMING };
         let mut scene = leading(timing);
-        scene.wakes(day.as_millis() as u64 / 2, &[&format!("renew 7 by {}", day.as_millis() as u64 / 20 * 19)]);
+        scene.wakes(
+            day.as_millis() as u64 / 2,
+            &[&format!("renew 7 by {}", day.as_millis() as u64 / 20 * 19)],
+        );
     }
 }
 
@@ -644,7 +648,11 @@ mod renewal_errors {
         let mut scene = leading(timing);
         scene.wakes(500, &["renew 7 by 950"]);
         scene.answer(510, unknown(), &["demoted 7 renew_error", "failed renew: oh", "release 7 by 1010"]);
-        scene.answer(900, Ok(Answer::Released), &["leader none", "left", "acquire attempt 2 floor 7 by 1400"]);
+        scene.answer(
+            900,
+            Ok(Answer::Released),
+            &["leader none", "left", "acquire attempt 2 floor 7 by 1400"],
+        );
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Bell {
     fn ring(&self) {
         if let Some(stream) = &self.0 {
             // A full buffer means that it rings already.
-            (&**stream).write(&[1]).ok();
+            (&**stream).write_all(&[1]).ok();
         }
     }
 }

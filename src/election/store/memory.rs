@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{Action, Answer, Bell, Budget, Class, Holding, LeaseStore, Operation, Outcome, Session, StoreError, sealed};
+use super::{
+    Action, Answer, Bell, Budget, Class, Holding, LeaseStore, Operation, Outcome, Session, StoreError, sealed,
+};
 use crate::election::clock::Instant;
 use crate::election::key::InstanceId;
 use crate::election::term::{LONGEST_TOKEN, next_token};
@@ -82,7 +84,9 @@ impl Session for MemoryStore {
             .iter()
             .map(|operation| match budget.remaining() {
                 Some(_) => shared.execute(operation),
-                None => Err(StoreError::new(Outcome::NotSent, Class::Passing, "there was no time left to begin")),
+                None => {
+                    Err(StoreError::new(Outcome::NotSent, Class::Passing, "there was no time left to begin"))
+                }
             })
             .collect()
     }
@@ -146,7 +150,13 @@ impl Shared {
 }
 
 impl Group {
-    fn acquire(&mut self, operation: &Operation, attempt: u64, floor: u64, now: Duration) -> Result<Answer, StoreError> {
+    fn acquire(
+        &mut self,
+        operation: &Operation,
+        attempt: u64,
+        floor: u64,
+        now: Duration,
+    ) -> Result<Answer, StoreError> {
         if self.lease.as_ref().is_some_and(|lease| lease.holder != operation.id) {
             return Ok(self.look(now));
         }

@@ -3,7 +3,7 @@
 //! A store executes a batch of lease operations within one budget of time and gives one result for
 //! each. "Somebody else holds it" is an answer. An error says what may have happened.
 
-mod budget;
+pub(crate) mod budget;
 mod memory;
 mod redis;
 #[cfg(test)]
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-pub(crate) use budget::{Bell, BellEnd, Budget};
+pub(crate) use budget::{Bell, Budget};
 pub use memory::MemoryStore;
 pub use redis::RedisStore;
 

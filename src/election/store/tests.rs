@@ -5,7 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::sealed::Open;
-use super::{Action, Answer, Budget, Class, Holding, MemoryStore, Operation, Outcome, RedisStore, Session, StoreError};
+use super::{
+    Action, Answer, Budget, Class, Holding, MemoryStore, Operation, Outcome, RedisStore, Session, StoreError,
+};
 use crate::election::clock::Instant;
 use crate::election::key::{Group, InstanceId};
 use crate::election::term::LONGEST_TOKEN;
@@ -216,12 +218,17 @@ fn tokens_grow_and_end_at_the_longest(ground: &Ground<'_>) {
         Ok(Answer::Won { token, ahead }) => {
             assert_eq!(token, floor + 1);
             // Ahead of the time now, which is a little later than at the first token.
-            assert!(ahead > Duration::from_secs(900_000) && ahead <= Duration::from_micros(1_000_000_000_001), "{ahead:?}");
+            assert!(
+                ahead > Duration::from_secs(900_000) && ahead <= Duration::from_micros(1_000_000_000_001),
+                "{ahead:?}"
+            );
         }
         other => panic!("{other:?}"),
     }
     assert!(a.win() > floor + 1);
-    let Ok(Answer::Won { token, .. }) = a.acquire_above(LONGEST_TOKEN - 1) else { panic!("one token is left") };
+    let Ok(Answer::Won { token, .. }) = a.acquire_above(LONGEST_TOKEN - 1) else {
+        panic!("one token is left")
+    };
     assert_eq!(token, LONGEST_TOKEN);
     assert!(matches!(a.renew(token), Ok(Answer::Renewed { .. })));
     refused(a.acquire_above(0), Class::Configuration);
@@ -330,7 +337,8 @@ fn a_failing_operation_does_not_disturb_the_others_of_its_batch() {
     let (mut a, bad) = (candidate(&server.url(), "a"), candidate(&server.url(), "b"));
     server.command(&["SET", bad.group.term(), "no hash"]);
     let acquire = Action::Acquire { attempt: 1, floor: 0 };
-    let batch = [bad.operation(acquire), a.operation(acquire), bad.operation(acquire), a.operation(Action::Look)];
+    let batch =
+        [bad.operation(acquire), a.operation(acquire), bad.operation(acquire), a.operation(Action::Look)];
     let results = execute(&mut *a.session, &batch);
     let Ok(Answer::Won { token, .. }) = results[1] else { panic!("{results:?}") };
     refused(results[0].clone(), Class::Configuration);
@@ -371,7 +379,9 @@ fn a_demoted_server_answers_wrong_node_and_never_no() {
     server.command(&["DEL", a.group.lease()]);
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
     // Over the connection made before, where one is left, and then over new ones.
-    for action in [Action::Renew { token }, Action::Release { token }, Action::Acquire { attempt: 2, floor: 0 }] {
+    for action in
+        [Action::Renew { token }, Action::Release { token }, Action::Acquire { attempt: 2, floor: 0 }]
+    {
         let error = a.act(action).expect_err("a replica does not answer");
         assert_eq!(error.class(), Class::WrongNode, "{action:?}: {error}");
         assert_ne!(error.outcome(), Outcome::Unknown, "{action:?}: {error}");
@@ -384,7 +394,9 @@ fn a_demoted_server_answers_wrong_node_and_never_no() {
 #[test]
 fn a_kept_connection_to_a_demoted_server_is_refused_by_the_script_itself() {
     let server = Server::start();
-    for action in [Action::Renew { token: 1 }, Action::Release { token: 1 }, Action::Acquire { attempt: 5, floor: 0 }] {
+    for action in
+        [Action::Renew { token: 1 }, Action::Release { token: 1 }, Action::Acquire { attempt: 5, floor: 0 }]
+    {
         let mut a = candidate(&server.url(), "a");
         a.win();
         server.command(&["DEL", a.group.lease()]);
@@ -454,9 +466,26 @@ fn the_rights_of_the_go_side_alone_leave_no_lease_behind() {
 fn the_rights_that_the_documentation_names_are_enough() {
     let server = Server::start();
     server.command(&[
-        "ACL", "SETUSER", "tr", "on", ">p@ss", "~taskrunner:leader:*", "~{taskrunner:leader:*", "resetchannels",
-        "&taskrunner:leader:*", "+eval", "+hdel", "+get", "+hmget", "+pttl", "+time", "+hset", "+set", "+pexpire",
-        "+del", "+publish",
+        "ACL",
+        "SETUSER",
+        "tr",
+        "on",
+        ">p@ss",
+        "~taskrunner:leader:*",
+        "~{taskrunner:leader:*",
+        "resetchannels",
+        "&taskrunner:leader:*",
+        "+eval",
+        "+hdel",
+        "+get",
+        "+hmget",
+        "+pttl",
+        "+time",
+        "+hset",
+        "+set",
+        "+pexpire",
+        "+del",
+        "+publish",
     ]);
     let mut a = candidate(&server.url().replace("redis://", "redis://tr:p%40ss@"), "a");
     let token = a.win();

@@ -37,7 +37,8 @@ impl Dialer {
     pub(super) fn dial(&mut self, patience: &Patience<'_>) -> Result<Wire, StoreError> {
         let (host, port) = match &self.target.address {
             Address::Unix(path) => {
-                let wire = Wire::unix(path, patience).map_err(|broken| self.broken("connecting to", broken, patience))?;
+                let wire = Wire::unix(path, patience)
+                    .map_err(|broken| self.broken("connecting to", broken, patience))?;
                 return self.shake_hands(wire, patience);
             }
             Address::Tcp { host, port } => (host, *port),
@@ -48,7 +49,8 @@ impl Dialer {
             // The fair share is of the connection and its handshake: what accepts and then says
             // nothing must not use up the time of the next address.
             let share = patience.share(addresses.len() - index);
-            let wire = Wire::tcp(*address, &share).map_err(|broken| self.broken("connecting to", broken, &share));
+            let wire =
+                Wire::tcp(*address, &share).map_err(|broken| self.broken("connecting to", broken, &share));
             match wire.and_then(|wire| self.shake_hands(wire, &share)) {
                 Ok(wire) => return Ok(wire),
                 // A wrong password is wrong at every address, and trying it can lock the user out.
@@ -121,7 +123,12 @@ impl Dialer {
     }
 
     /// Sends the commands in one write and reads as many replies.
-    fn exchange(&self, wire: &mut Wire, commands: &[Cmd], patience: &Patience<'_>) -> Result<Vec<Value>, StoreError> {
+    fn exchange(
+        &self,
+        wire: &mut Wire,
+        commands: &[Cmd],
+        patience: &Patience<'_>,
+    ) -> Result<Vec<Value>, StoreError> {
         let broken = |broken| self.broken("the handshake with", broken, patience);
         let mut packed = Vec::new();
         commands.iter().for_each(|command| command.write_packed_command(&mut packed));
@@ -160,7 +167,10 @@ impl Dialer {
         match role {
             "master" | "primary" => Ok(()),
             "sentinel" => Err(self.is_a_sentinel()),
-            role => Err(self.not_sent(Class::WrongNode, &format!("is a {role}, which keeps no lease; connect to its primary"))),
+            role => Err(self.not_sent(
+                Class::WrongNode,
+                &format!("is a {role}, which keeps no lease; connect to its primary"),
+            )),
         }
     }
 
@@ -169,7 +179,11 @@ impl Dialer {
             match reply {
                 Value::Okay => {}
                 Value::ServerError(error) => return Err(self.refused(command, &error)),
-                _ => return Err(self.not_sent(Class::Passing, &format!("gave an unexpected reply to {command}"))),
+                _ => {
+                    return Err(
+                        self.not_sent(Class::Passing, &format!("gave an unexpected reply to {command}"))
+                    );
+                }
             }
         }
         Ok(())
@@ -181,7 +195,10 @@ impl Dialer {
     }
 
     fn is_a_sentinel(&self) -> StoreError {
-        self.not_sent(Class::Configuration, "is a Sentinel, which keeps no lease; connect to the primary that it watches")
+        self.not_sent(
+            Class::Configuration,
+            "is a Sentinel, which keeps no lease; connect to the primary that it watches",
+        )
     }
 
     fn not_sent(&self, class: Class, what: &str) -> StoreError {
@@ -203,7 +220,9 @@ pub(super) fn describe(
 ) -> StoreError {
     let new = |message: String| StoreError::new(outcome, Class::Passing, message);
     match broken {
-        Broken::Late => new(format!("{doing} {address} took longer than the {:?} allowed", patience.allowed())),
+        Broken::Late => {
+            new(format!("{doing} {address} took longer than the {:?} allowed", patience.allowed()))
+        }
         Broken::Closed => new(format!("{doing} {address} failed: the server closed the connection")),
         Broken::Garbage(what) => new(format!("{doing} {address} failed: the server sent {what}")),
         Broken::Io(error) => new(format!("{doing} {address} failed")).with_source(error),
@@ -215,7 +234,9 @@ fn field<'a>(reply: &'a Value, name: &str) -> Option<&'a str> {
     let is_name = |key: &Value| text(key) == Some(name);
     match reply {
         Value::Map(pairs) => pairs.iter().find(|(key, _)| is_name(key)).and_then(|(_, value)| text(value)),
-        Value::Array(items) => items.chunks_exact(2).find(|pair| is_name(&pair[0])).and_then(|pair| text(&pair[1])),
+        Value::Array(items) => {
+            items.chunks_exact(2).find(|pair| is_name(&pair[0])).and_then(|pair| text(&pair[1]))
+        }
         _ => None,
     }
 }

@@ -74,7 +74,8 @@ pub(super) fn classify(error: &ServerError) -> (Class, String) {
 pub(super) fn is_unknown_command(error: &ServerError) -> bool {
     let details = error.details().unwrap_or_default().to_lowercase();
     error.code() == "NOPROTO"
-        || error.code() == "ERR" && (details.starts_with("unknown command") || details.starts_with("syntax error"))
+        || error.code() == "ERR"
+            && (details.starts_with("unknown command") || details.starts_with("syntax error"))
 }
 
 fn class_of_code(code: &str) -> Option<Class> {
@@ -106,26 +107,53 @@ mod tests {
     const TEXTS: &[(&str, Class)] = &[
         // 6.2, inside a script: under pcall, and raised.
         ("@user_script: 7: -READONLY You can't write against a read only replica.", WrongNode),
-        ("ERR Error running script (call to f_1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.", WrongNode),
+        (
+            "ERR Error running script (call to f_1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.",
+            WrongNode,
+        ),
         ("@user_script: 7: -NOREPLICAS Not enough good replicas to write.", Passing),
-        ("@user_script: 7: -MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk. Commands that may modify the data set are disabled, because this instance is configured to report errors during writes if RDB snapshotting fails (stop-writes-on-bgsave-error option). Please check the Redis logs for details about the RDB error.", Passing),
+        (
+            "@user_script: 7: -MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk. Commands that may modify the data set are disabled, because this instance is configured to report errors during writes if RDB snapshotting fails (stop-writes-on-bgsave-error option). Please check the Redis logs for details about the RDB error.",
+            Passing,
+        ),
         ("@user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.", Passing),
-        ("ERR Error running script (call to f_1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64): @user_script:1: @user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.", Passing),
-        ("ERR Error running script (call to f_146ac13e76984fae6ac3f109dc125acecf7f1518): @user_script:11: WRONGTYPE Operation against a key holding the wrong kind of value", Configuration),
-        ("@user_script: 7: The user executing the script can't run this command or subcommand", Configuration),
-        ("ERR Error running script (call to f_146ac13e76984fae6ac3f109dc125acecf7f1518): @user_script:41: @user_script: 41: The user executing the script can't run this command or subcommand", Configuration),
-        ("ERR Error running script (call to f_694a5fe1ddb97a4c6a1bf299d9537c7d3d0f84e7): @user_script:1: Script killed by user with SCRIPT KILL...", Passing),
+        (
+            "ERR Error running script (call to f_1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64): @user_script:1: @user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.",
+            Passing,
+        ),
+        (
+            "ERR Error running script (call to f_146ac13e76984fae6ac3f109dc125acecf7f1518): @user_script:11: WRONGTYPE Operation against a key holding the wrong kind of value",
+            Configuration,
+        ),
+        (
+            "@user_script: 7: The user executing the script can't run this command or subcommand",
+            Configuration,
+        ),
+        (
+            "ERR Error running script (call to f_146ac13e76984fae6ac3f109dc125acecf7f1518): @user_script:41: @user_script: 41: The user executing the script can't run this command or subcommand",
+            Configuration,
+        ),
+        (
+            "ERR Error running script (call to f_694a5fe1ddb97a4c6a1bf299d9537c7d3d0f84e7): @user_script:1: Script killed by user with SCRIPT KILL...",
+            Passing,
+        ),
         ("NOPERM this user has no permissions to access one of the keys used as arguments", Configuration),
         ("NOPERM this user has no permissions to run the 'eval' command or its subcommand", Configuration),
         ("ERR unknown command `HDEL`, with args beginning with: `BAR`, ", Configuration),
         // 7.0 and later.
         ("READONLY You can't write against a read only replica.", WrongNode),
-        ("READONLY You can't write against a read only replica. script: 1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64, on @user_script:1.", WrongNode),
+        (
+            "READONLY You can't write against a read only replica. script: 1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64, on @user_script:1.",
+            WrongNode,
+        ),
         ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", WrongNode),
         ("MOVED 3999 127.0.0.1:6381", WrongNode),
         ("ASK 3999 127.0.0.1:6381", WrongNode),
         ("NOREPLICAS Not enough good replicas to write.", Passing),
-        ("MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk.", Passing),
+        (
+            "MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+            Passing,
+        ),
         ("OOM command not allowed when used memory > 'maxmemory'. script: on @user_script:1.", Passing),
         ("LOADING Redis is loading the dataset in memory", Passing),
         ("LOADING Valkey is loading the dataset in memory", Passing),
@@ -135,17 +163,35 @@ mod tests {
         ("ERR max number of clients reached", Passing),
         ("ERR Script killed by user with SCRIPT KILL. script: on @user_script:1.", Passing),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", Configuration),
-        ("WRONGTYPE Operation against a key holding the wrong kind of value script: on @user_script:11.", Configuration),
+        (
+            "WRONGTYPE Operation against a key holding the wrong kind of value script: on @user_script:11.",
+            Configuration,
+        ),
         ("ERR The user executing the script can't run this command or subcommand", Configuration),
-        ("ERR The user executing the script can't run this command or subcommand script: 146ac13e76984fae6ac3f109dc125acecf7f1518, on @user_script:41.", Configuration),
-        ("ERR ACL failure in script: User nohdel has no permissions to run the 'hdel' command", Configuration),
-        ("ERR ACL failure in script: User noset has no permissions to run the 'set' command script: on @user_script:41.", Configuration),
+        (
+            "ERR The user executing the script can't run this command or subcommand script: 146ac13e76984fae6ac3f109dc125acecf7f1518, on @user_script:41.",
+            Configuration,
+        ),
+        (
+            "ERR ACL failure in script: User nohdel has no permissions to run the 'hdel' command",
+            Configuration,
+        ),
+        (
+            "ERR ACL failure in script: User noset has no permissions to run the 'set' command script: on @user_script:41.",
+            Configuration,
+        ),
         ("NOPERM No permissions to access a key", Configuration),
         ("NOPERM User noeval has no permissions to run the 'eval' command", Configuration),
         ("NOAUTH Authentication required.", Configuration),
-        ("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time", Configuration),
+        (
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
+            Configuration,
+        ),
         ("WRONGPASS invalid username-password pair or user is disabled.", Configuration),
-        ("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?", Configuration),
+        (
+            "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?",
+            Configuration,
+        ),
         ("ERR DB index is out of range", Configuration),
         ("ERR SELECT is not allowed in cluster mode", Configuration),
         ("ERR unknown command 'FOO', with args beginning with: 'BAR' ", Configuration),

@@ -170,7 +170,12 @@ mod tests {
         for value in VALUES {
             let mut scanner = Scanner::default();
             for end in 0..value.len() {
-                assert_eq!(scanner.scan(&value[..end]), Ok(None), "{end} of {:?}", String::from_utf8_lossy(value));
+                assert_eq!(
+                    scanner.scan(&value[..end]),
+                    Ok(None),
+                    "{end} of {:?}",
+                    String::from_utf8_lossy(value)
+                );
             }
             assert_eq!(scanner.scan(value), Ok(Some(value.len())), "{:?}", String::from_utf8_lossy(value));
         }

@@ -19,10 +19,14 @@ const LOOKUP_PARTS: usize = 2;
 
 /// How a host and a port become addresses.
 #[derive(Clone)]
-pub(super) struct Resolver(Arc<dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync>);
+pub(super) struct Resolver(Arc<Resolve>);
+
+type Resolve = dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 impl Resolver {
-    pub(super) fn new(resolve: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
+    pub(super) fn new(
+        resolve: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(resolve))
     }
 }
@@ -85,7 +89,12 @@ impl Names {
     /// The addresses of a host, in the order to try them; never none.
     ///
     /// A name that cannot be looked up, or not in time, has the addresses of the last time.
-    pub(super) fn addresses(&mut self, host: &str, port: u16, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
+    pub(super) fn addresses(
+        &mut self,
+        host: &str,
+        port: u16,
+        patience: &Patience<'_>,
+    ) -> Result<Vec<SocketAddr>, StoreError> {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
@@ -98,7 +107,12 @@ impl Names {
         Ok(self.last_good.clone())
     }
 
-    fn look_up(&mut self, host: &str, port: u16, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
+    fn look_up(
+        &mut self,
+        host: &str,
+        port: u16,
+        patience: &Patience<'_>,
+    ) -> Result<Vec<SocketAddr>, StoreError> {
         // One that is stuck is waited for rather than doubled: threads must not pile up behind it.
         let under_way = match self.under_way.take() {
             Some(under_way) => under_way,
@@ -112,8 +126,12 @@ impl Names {
                 self.under_way = Some(under_way);
                 let allowed = patience.allowed();
                 return Err(match broken {
-                    Broken::Io(error) => failed(format!("could not wait for the name {host}")).with_source(error),
-                    _ => failed(format!("looking up the name {host} took longer than the {allowed:?} allowed")),
+                    Broken::Io(error) => {
+                        failed(format!("could not wait for the name {host}")).with_source(error)
+                    }
+                    _ => {
+                        failed(format!("looking up the name {host} took longer than the {allowed:?} allowed"))
+                    }
                 });
             }
         }

@@ -134,15 +134,35 @@ mod tests {
         };
         let millis = Duration::from_millis;
         for (action, reply, expected) in [
-            (ACQUIRES, "*3\r\n$3\r\nwon\r\n$2\r\n42\r\n$2\r\n42\r\n", Some(Answer::Won { token: 42, ahead: Duration::ZERO })),
-            (ACQUIRES, "*3\r\n$3\r\nwon\r\n$2\r\n42\r\n$2\r\n40\r\n", Some(Answer::Won { token: 42, ahead: Duration::from_micros(2) })),
+            (
+                ACQUIRES,
+                "*3\r\n$3\r\nwon\r\n$2\r\n42\r\n$2\r\n42\r\n",
+                Some(Answer::Won { token: 42, ahead: Duration::ZERO }),
+            ),
+            (
+                ACQUIRES,
+                "*3\r\n$3\r\nwon\r\n$2\r\n42\r\n$2\r\n40\r\n",
+                Some(Answer::Won { token: 42, ahead: Duration::from_micros(2) }),
+            ),
             (ACQUIRES, "*1\r\n$5\r\nghost\r\n", Some(Answer::Ghost)),
-            (ACQUIRES, "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:900\r\n$2\r\n41\r\n", held(Some(41), Some(millis(900)))),
+            (
+                ACQUIRES,
+                "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:900\r\n$2\r\n41\r\n",
+                held(Some(41), Some(millis(900))),
+            ),
             (ACQUIRES, "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:0\r\n$0\r\n\r\n", held(None, Some(millis(0)))),
             (RENEWS, "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:-1\r\n$0\r\n\r\n", held(None, None)),
             (RELEASES, "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:5\r\n$5\r\n1e+15\r\n", held(None, Some(millis(5)))),
-            (Action::Look, "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:5\r\n$16\r\n9007199254740991\r\n", held(None, Some(millis(5)))),
-            (Action::Look, "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:5\r\n$16\r\n9007199254740990\r\n", held(Some(LONGEST_TOKEN), Some(millis(5)))),
+            (
+                Action::Look,
+                "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:5\r\n$16\r\n9007199254740991\r\n",
+                held(None, Some(millis(5))),
+            ),
+            (
+                Action::Look,
+                "*4\r\n$4\r\nheld\r\n$3\r\nyou\r\n:5\r\n$16\r\n9007199254740990\r\n",
+                held(Some(LONGEST_TOKEN), Some(millis(5))),
+            ),
             (RENEWS, "*2\r\n$7\r\nrenewed\r\n:1200\r\n", Some(Answer::Renewed { left: millis(1_200) })),
             (RENEWS, "*2\r\n$7\r\nrenewed\r\n:-1\r\n", Some(Answer::Renewed { left: millis(5_000) })),
             (RENEWS, "*1\r\n$6\r\nvacant\r\n", Some(Answer::Vacant)),

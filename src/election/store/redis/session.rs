@@ -30,6 +30,18 @@ impl RedisSession {
         Ok(Self { dialer, wire: None, bell, end })
     }
 
+    /// The connection that is kept.
+    #[cfg(test)]
+    pub(super) fn wire(&self) -> Option<&Wire> {
+        self.wire.as_ref()
+    }
+
+    /// Drops the connection, so that the next batch dials.
+    #[cfg(test)]
+    pub(super) fn forget_wire(&mut self) {
+        self.wire = None;
+    }
+
     /// The connection, if it has stayed as it was left. One that the server closed is no error.
     fn idle_wire(wire: &mut Option<Wire>, dialer: &Dialer) -> Option<Wire> {
         let wire = wire.take()?;
@@ -107,7 +119,13 @@ impl Session for RedisSession {
                         results.push(Ok(answer));
                         continue;
                     }
-                    None => describe(Outcome::Unknown, WAITING, address, Broken::Garbage("an unexpected reply"), &patience),
+                    None => describe(
+                        Outcome::Unknown,
+                        WAITING,
+                        address,
+                        Broken::Garbage("an unexpected reply"),
+                        &patience,
+                    ),
                 },
                 Err(broken) => describe(Outcome::Unknown, WAITING, address, broken, &patience),
             };

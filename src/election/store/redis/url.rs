@@ -36,24 +36,38 @@ impl Target {
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let hosts = authority.rsplit('@').next().unwrap_or_default();
         match &*scheme.to_ascii_lowercase() {
-            "redis" | "valkey" if hosts.contains(',') => return Err(bad("names several hosts; Redis Cluster is not supported yet")),
-            "redis" | "valkey" if hosts.is_empty() || hosts.starts_with(':') => return Err(bad("names no host")),
+            "redis" | "valkey" if hosts.contains(',') => {
+                return Err(bad("names several hosts; Redis Cluster is not supported yet"));
+            }
+            "redis" | "valkey" if hosts.is_empty() || hosts.starts_with(':') => {
+                return Err(bad("names no host"));
+            }
             "redis" | "valkey" => {}
             "unix" | "redis+unix" | "valkey+unix" if !authority.is_empty() => {
-                return Err(bad("names a host where a socket's path should begin: write three slashes after unix:"));
+                return Err(bad(
+                    "names a host where a socket's path should begin: write three slashes after unix:",
+                ));
             }
-            "unix" | "redis+unix" | "valkey+unix" if rest.split(['?', '#']).next().is_none_or(str::is_empty) => {
+            "unix" | "redis+unix" | "valkey+unix"
+                if rest.split(['?', '#']).next().is_none_or(str::is_empty) =>
+            {
                 return Err(bad("names no socket path"));
             }
             "unix" | "redis+unix" | "valkey+unix" => {}
             "rediss" | "valkeys" => return Err(bad("asks for TLS, which is not supported yet")),
-            "redis-cluster" | "redis+cluster" | "valkey-cluster" | "valkey+cluster" | "rediss-cluster" | "rediss+cluster" => {
+            "redis-cluster" | "redis+cluster" | "valkey-cluster" | "valkey+cluster" | "rediss-cluster"
+            | "rediss+cluster" => {
                 return Err(bad("asks for Redis Cluster, which is not supported yet"));
             }
-            "redis-sentinel" | "redis+sentinel" | "valkey-sentinel" | "valkey+sentinel" | "rediss-sentinel" | "rediss+sentinel" => {
+            "redis-sentinel" | "redis+sentinel" | "valkey-sentinel" | "valkey+sentinel"
+            | "rediss-sentinel" | "rediss+sentinel" => {
                 return Err(bad("asks for Redis Sentinel, which is not supported yet"));
             }
-            _ => return Err(bad("has a scheme that is none of redis, valkey, unix, redis+unix and valkey+unix")),
+            _ => {
+                return Err(bad(
+                    "has a scheme that is none of redis, valkey, unix, redis+unix and valkey+unix",
+                ));
+            }
         }
         // The crate's error may quote the URL, so it is not a source of ours.
         let info = url.into_connection_info().map_err(|_| {
@@ -61,7 +75,9 @@ impl Target {
         })?;
         let address = match info.addr() {
             ConnectionAddr::Tcp(host, port) => Address::Tcp { host: host.clone(), port: *port },
-            ConnectionAddr::Unix(path) if path.file_name().is_none() => return Err(bad("names no socket path")),
+            ConnectionAddr::Unix(path) if path.file_name().is_none() => {
+                return Err(bad("names no socket path"));
+            }
             ConnectionAddr::Unix(path) if SocketAddrUnix::new(path).is_err() => {
                 return Err(bad("names a socket path that is longer than the system allows"));
             }
@@ -71,8 +87,10 @@ impl Target {
         let settings = info.redis_settings();
         let username = settings.username().map(str::to_owned);
         // A user without a password may log in with any; the empty one is what the command wants then.
-        let password = settings.password().map(str::to_owned).or_else(|| username.as_ref().map(|_| String::new()));
-        let database = u32::try_from(settings.db()).map_err(|_| bad("has a database number that is negative or too large"))?;
+        let password =
+            settings.password().map(str::to_owned).or_else(|| username.as_ref().map(|_| String::new()));
+        let database = u32::try_from(settings.db())
+            .map_err(|_| bad("has a database number that is negative or too large"))?;
         Ok(Self { address, username, password, database })
     }
 }

@@ -106,7 +106,10 @@ impl<'a> Patience<'a> {
             let left = self.remaining().ok_or(Broken::Late)?.min(LONGEST_POLL);
             let timeout = Timespec::try_from(left).expect("a day fits into a timespec");
             let (fd, flags) = awaited.unwrap_or((self.bell.as_fd(), PollFlags::IN));
-            let mut fds = [PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN), PollFd::from_borrowed_fd(fd, flags)];
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(fd, flags),
+            ];
             match poll(&mut fds, Some(&timeout)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),

@@ -1,0 +1,277 @@
+//! What can be written on the command line.
+
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use taskrunner::election::RenewError;
+
+use crate::lines::Format;
+
+/// Leader election on Redis: of all instances of a group, one leads
+#[derive(Parser)]
+#[command(name = "taskrunner", version, arg_required_else_help = true, disable_help_subcommand = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Contend for the leadership of a group, as one candidate, and tell what happens
+    ///
+    /// Contends until it is stopped by SIGTERM or SIGINT (Ctrl-C), which give the leadership back, so that
+    /// another candidate takes over at once. A second signal ends the process without that.
+    #[command(after_long_help = CAMPAIGN_NOTES)]
+    Campaign(Campaign),
+}
+
+const CAMPAIGN_NOTES: &str = "\
+Exit status:
+  0  stopped by a signal
+  1  it failed while it ran, or standard output was closed
+  2  an option, the URL or the timing was refused; nothing was started
+
+The library's log goes to standard error; set RUST_LOG (for example to taskrunner=debug) to see more of it.";
+
+// There is no `Debug` on what holds the URL: there may be a password in it.
+/// Which election, on which Redis.
+#[derive(clap::Args)]
+pub(crate) struct Target {
+    /// The group whose leader is elected
+    #[arg(long, value_name = "NAME")]
+    pub(crate) group: String,
+
+    // The URL has no value parser, for clap shows the value that a parser refuses.
+    /// The Redis server
+    ///
+    /// redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], or unix:///PATH for a socket. Better than
+    /// on the command line, where every user of the machine can read it, a password stands in REDIS_URL.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "REDIS_URL",
+        hide_env_values = true,
+        default_value = "redis://127.0.0.1:6379"
+    )]
+    pub(crate) redis: String,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Campaign {
+    #[command(flatten)]
+    pub(crate) target: Target,
+
+    /// How long the lease lasts without renewal: the longest time without a leader after a crash
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub(crate) ttl: Duration,
+
+    /// The longest time between two attempts of a follower
+    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = duration)]
+    pub(crate) wait: Duration,
+
+    /// Up to how much later than planned attempts and renewals come
+    #[arg(long, value_name = "DURATION", default_value = "5ms", value_parser = duration)]
+    pub(crate) jitter: Duration,
+
+    /// How long before the lease's end the leader stops claiming it [default: a twentieth of the ttl]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) stop_margin: Option<Duration>,
+
+    /// What the leader does when a renewal fails
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = OnRenewError::Demote)]
+    pub(crate) on_renew_error: OnRenewError,
+
+    /// A name for this instance, shown before its random id
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub(crate) id: Option<String>,
+
+    /// Also read every DURATION whether this instance leads, and print the readings
+    ///
+    /// Printed are the first reading, each change, one at least every 100 ms, and what was last read
+    /// before a hole in the readings.
+    #[arg(long, value_name = "DURATION", value_parser = sample_period)]
+    pub(crate) sample: Option<Duration>,
+
+    /// How the lines are written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    pub(crate) format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnRenewError {
+    /// Step aside at once, and contend again after the wait
+    Demote,
+    /// Stay the leader, and try again until the deadline of the last good renewal
+    Retry,
+}
+
+impl From<OnRenewError> for RenewError {
+    fn from(policy: OnRenewError) -> Self {
+        match policy {
+            OnRenewError::Demote => Self::Demote,
+            OnRenewError::Retry => Self::Retry,
+        }
+    }
+}
+
+/// What clap has against the arguments, in one line and without a password.
+pub(crate) fn complaint(error: &clap::Error) -> String {
+    let rendered = error.render().to_string();
+    let said = rendered
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty());
+    let mut line = String::new();
+    for part in said {
+        if !line.is_empty() {
+            line.push_str(if part.starts_with("tip:") { "; " } else { " " });
+        }
+        line.push_str(part);
+    }
+    without_password(line.strip_prefix("error: ").unwrap_or(&line))
+}
+
+/// Masks what stands between `://` and the last `@`: a URL in the wrong place is shown like any other
+/// bad argument. Too much may go, for a password can hold any character.
+fn without_password(line: &str) -> String {
+    let Some(scheme) = line.find("://") else { return line.to_owned() };
+    let start = scheme + "://".len();
+    match line[start..].rfind('@') {
+        Some(end) => format!("{}***{}", &line[..start], &line[start + end..]),
+        None => line.to_owned(),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error} (a duration is written like 5s or 250ms)"))
+}
+
+/// Below this a core would do nothing but read the clock.
+const SHORTEST_SAMPLE: Duration = Duration::from_micros(100);
+const LONGEST_SAMPLE: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn sample_period(text: &str) -> Result<Duration, String> {
+    let period = duration(text)?;
+    if period < SHORTEST_SAMPLE || period > LONGEST_SAMPLE {
+        return Err(format!("must be from {SHORTEST_SAMPLE:?} to one day ({LONGEST_SAMPLE:?})"));
+    }
+    Ok(period)
+}
+
+/// The name goes into lines and into Redis, where others read it on their terminals.
+fn name(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("a name must not be empty".to_owned());
+    }
+    if text.chars().any(char::is_control) {
+        return Err("a name must not have control characters in it".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &[&str]) -> Result<Campaign, String> {
+        let line = ["taskrunner", "campaign"].iter().chain(line);
+        match Args::try_parse_from(line) {
+            Ok(Args { command: Command::Campaign(options) }) => Ok(options),
+            Err(error) => Err(complaint(&error)),
+        }
+    }
+
+    fn refused(line: &[&str]) -> String {
+        parse(line).err().expect("refused")
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_group_alone_gets_the_defaults() {
+        let options = parse(&["--group", "g"]).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(options.target.group, "g");
+        assert_eq!(options.ttl, Duration::from_secs(5));
+        assert_eq!(options.wait, Duration::from_secs(6));
+        assert_eq!(options.jitter, Duration::from_millis(5));
+        assert_eq!((options.stop_margin, options.sample, options.id), (None, None, None));
+        assert_eq!(options.on_renew_error, OnRenewError::Demote);
+        assert_eq!(options.format, Format::Text);
+    }
+
+    #[test]
+    fn every_option_is_read() {
+        let line = "--group g --redis redis://h:1/2 --ttl 1s --wait 2s --jitter 0ms --id web-1 \
+                    --on-renew-error retry --stop-margin 100ms --sample 500us --format json";
+        let line: Vec<&str> = line.split_whitespace().collect();
+        let options = parse(&line).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(options.target.redis, "redis://h:1/2");
+        assert_eq!(options.ttl, Duration::from_secs(1));
+        assert_eq!(options.wait, Duration::from_secs(2));
+        assert_eq!(options.jitter, Duration::ZERO);
+        assert_eq!(options.stop_margin, Some(Duration::from_millis(100)));
+        assert_eq!(options.sample, Some(Duration::from_micros(500)));
+        assert_eq!(options.id.as_deref(), Some("web-1"));
+        assert_eq!(options.on_renew_error, OnRenewError::Retry);
+        assert_eq!(options.format, Format::Json);
+    }
+
+    #[test]
+    fn a_bad_argument_is_answered_in_one_line_that_names_it() {
+        let cases: &[(&[&str], &[&str])] = &[
+            (&[], &["--group"]),
+            (&["--group", "g", "--ttl", "soon"], &["'soon'", "--ttl", "5s or 250ms"]),
+            (&["--group", "g", "--ttl", "5"], &["'5'", "--ttl"]),
+            (&["--group", "g", "--ttl", ""], &["--ttl"]),
+            (&["--group", "g", "--wait", "99999999999999999999s"], &["--wait", "5s or 250ms"]),
+            (&["--group", "g", "--wait", "99999999999999999years"], &["--wait"]),
+            (&["--group", "g", "--jitter=-5ms"], &["--jitter"]),
+            (&["--group", "g", "--sample", "0s"], &["--sample", "100µs"]),
+            (&["--group", "g", "--sample", "2days"], &["--sample", "one day"]),
+            (&["--group", "g", "--id", ""], &["--id", "empty"]),
+            (&["--group", "g", "--id", "a\nb"], &["--id", "control"]),
+            (&["--group", "g", "--format", "yaml"], &["'yaml'", "text, json"]),
+            (&["--group", "g", "--on-renew-error", "x"], &["demote, retry"]),
+            (&["--group", "g", "--groop", "h"], &["--groop", "--group"]),
+            (&["--group", "g", "more"], &["'more'"]),
+        ];
+        for (line, parts) in cases {
+            let message = refused(line);
+            assert!(!message.contains('\n') && !message.starts_with("error"), "{message:?}");
+            assert!(!message.contains("Usage") && !message.contains("--help"), "{message:?}");
+            for part in *parts {
+                assert!(message.contains(part), "{line:?}: {message:?} lacks {part:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_url_in_the_wrong_place_does_not_show_its_password() {
+        let url = "redis://me:se@cr'et \nsecret@host/";
+        for line in [
+            &["--group", "g", "--ttl", url][..],
+            &["--group", "g", url],
+            &["--group", "g", "--redis", "--id", url, url],
+            &["--group", "g", "--rediss=redis://:secret@host"],
+        ] {
+            let message = refused(line);
+            assert!(!message.contains("cr") && !message.contains("me:"), "{message:?}");
+        }
+        let message = Args::try_parse_from(["taskrunner", url]).err().map(|error| complaint(&error));
+        assert!(message.is_some_and(|message| !message.contains("cr'")), "the place of the subcommand");
+    }
+
+    #[test]
+    fn lines_without_a_password_stay_as_they_are() {
+        for line in ["bad 'redis://host' for x", "a@b", ""] {
+            assert_eq!(without_password(line), line);
+        }
+    }
+}

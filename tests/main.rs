@@ -1,0 +1,9 @@
+//! The integration tests: one binary, so that it links once.
+//!
+//! Tests that measure time live below `timing`; `tests/run.sh` runs those one after the other with nothing
+//! beside them. All others may run in parallel, on a machine as slow as it likes.
+
+mod support;
+
+mod harness;
+mod timing;

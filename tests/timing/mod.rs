@@ -1,0 +1,1 @@
+//! Tests that measure time. Each runs alone.
