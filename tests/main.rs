@@ -6,4 +6,5 @@
 mod support;
 
 mod harness;
+mod interop;
 mod timing;

@@ -172,10 +172,16 @@ impl Error {
             Some(error) => (error.class().into(), "the release failed"),
             None => (ErrorKind::Passing, "the store did not answer in time"),
         };
-        let message = format!(
-            "the lease of group {group:?} with token {token} was not released, for {why}; it ends by itself \
-             within {ends_in:?}",
-        );
+        let message = match token {
+            Some(token) => format!(
+                "the lease of group {group:?} with token {token} was not released, for {why}; it ends by \
+                 itself within {ends_in:?}",
+            ),
+            None => format!(
+                "an attempt in group {group:?} was not answered and may have won the lease, which was not \
+                 released, for {why}; it would end by itself within {ends_in:?}",
+            ),
+        };
         let source = error.map(|error| Arc::new(error) as Source);
         Self::build(kind, Some(Operation::Release), message, source)
     }

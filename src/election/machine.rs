@@ -16,6 +16,7 @@
 //! ```
 
 mod answers;
+mod leaving;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ use super::event::{Leader, Reason};
 use super::key::InstanceId;
 use super::options::{RenewError, Timing};
 use super::store::{Action, Answer, StoreError};
+use leaving::Leaving;
 
 /// The first back-off after an error; it doubles with each further one, up to `wait`.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
@@ -96,7 +98,8 @@ pub(crate) enum Output {
 /// A lease that this instance may still hold and has given up releasing; it ends by itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Unreleased {
-    pub(crate) token: u64,
+    /// None where an attempt was not answered, so that it is not known whether there is a lease.
+    pub(crate) token: Option<u64>,
     /// When it ends at the latest.
     pub(crate) until: Instant,
     /// Whether the lead work has outlived its grace, so that no release was tried.
@@ -150,23 +153,6 @@ struct Term {
     /// When the lease ends at the latest: ttl after the last request that may have set its expiry.
     held_until: Instant,
     /// The last error under [`RenewError::Retry`], told only if the term expires of it.
-    failed: Option<StoreError>,
-}
-
-/// A term that has ended here, whose lease may still be held.
-#[derive(Debug)]
-struct Leaving {
-    token: u64,
-    since: Instant,
-    reason: Reason,
-    /// Whether the lease may still be this term's.
-    ours: bool,
-    held_until: Instant,
-    /// While the lead work runs: when its overrun is told next, first at the end of its grace.
-    working: Option<Instant>,
-    overrun: bool,
-    /// When the next renewal (the lead work runs) or release (it has returned) may be sent.
-    next: Instant,
     failed: Option<StoreError>,
 }
 
@@ -277,63 +263,6 @@ impl Machine {
         }
     }
 
-    fn step_down(&mut self, now: Moment, pause: Duration, out: &mut Vec<Output>) {
-        let rest = Rest { until: now.at + pause, firm: true };
-        if matches!(self.state, State::Leading(_)) {
-            self.leave(now, Reason::SteppedDown, out);
-            self.rest = rest;
-        } else if rest.until > self.rest.until {
-            self.rest = rest;
-        }
-        if let State::Following { next } = &mut self.state {
-            *next = (*next).max(self.rest.until);
-        } else {
-            self.shorten(now.at + self.timing.call_limit, out);
-        }
-    }
-
-    fn stop(&mut self, now: Moment, out: &mut Vec<Output>) {
-        if self.stop_by.is_some() {
-            return;
-        }
-        self.leave(now, Reason::Stopped, out);
-        let grace = match &self.state {
-            State::Leaving(leaving) if leaving.working.is_some() => self.timing.lead_grace,
-            _ => Duration::ZERO,
-        };
-        self.stop_by = Some(now.at + grace + self.timing.call_limit * 2);
-        self.shorten(now.at + self.timing.call_limit, out);
-    }
-
-    /// Ends the term that is led, if there is one: what happens next is the way out.
-    fn leave(&mut self, now: Moment, reason: Reason, out: &mut Vec<Output>) {
-        let State::Leading(term) = &mut self.state else { return };
-        let (token, failed) = (term.token, term.failed.take());
-        let leaving = Leaving {
-            token,
-            since: now.at,
-            reason,
-            ours: reason != Reason::Lost,
-            held_until: term.held_until,
-            working: self.has_lead_work.then_some(now.at + self.timing.lead_grace),
-            overrun: false,
-            next: now.at,
-            failed: None,
-        };
-        self.state = State::Leaving(leaving);
-        self.rest = Rest { until: now.at + self.timing.wait, firm: reason == Reason::LeadEnded };
-        out.push(Output::Demoted { token, reason });
-        if let Some(error) = failed.filter(|_| reason == Reason::Expired) {
-            out.push(Output::Failed { operation: Operation::Renew, error });
-        }
-    }
-
-    fn shorten(&self, until: Instant, out: &mut Vec<Output>) {
-        if let Some(request) = &self.in_flight {
-            out.push(Output::Shorten { op: request.op, until });
-        }
-    }
-
     /// Does what is due now.
     fn advance(&mut self, now: Moment, out: &mut Vec<Output>) {
         if self.stop_by.is_some() && self.advance_stop(now, out) {
@@ -364,113 +293,10 @@ impl Machine {
         }
     }
 
-    /// Does what is due while stopping; true when nothing more is to be done now.
-    fn advance_stop(&mut self, now: Moment, out: &mut Vec<Output>) -> bool {
-        if matches!(self.state, State::Stopped) {
-            return true;
-        }
-        if self.stop_by.is_some_and(|by| now.at >= by) {
-            self.finish(now, out);
-            return true;
-        }
-        if matches!(self.state, State::Following { .. }) && self.in_flight.is_none() {
-            if !self.unsettled {
-                self.finish(now, out);
-                return true;
-            }
-            // An acquire whose reply was lost may have won. No term has this token; the store's "no"
-            // tells the one to release.
-            self.unsettled = false;
-            self.state = State::Leaving(Leaving::untold(0, now.at, now.at + self.timing.ttl));
-        }
-        false
-    }
-
-    fn advance_leaving(&mut self, now: Moment, out: &mut Vec<Output>) {
-        let State::Leaving(leaving) = &mut self.state else { return };
-        let token = leaving.token;
-        if let Some(told) = leaving.working {
-            if now.at >= told {
-                leaving.overrun = true;
-                leaving.working = Some(now.at + self.timing.wait);
-                out.push(Output::Overrun { token, since: leaving.since });
-                if self.stop_by.is_some() {
-                    self.finish(now, out);
-                }
-            } else if leaving.ours && !leaving.overrun && self.in_flight.is_none() && now.at >= leaving.next {
-                leaving.held_until = now.at + self.timing.ttl;
-                let until = self.by_stop(now.at + self.timing.retry_limit());
-                self.send(now, Action::Renew { token }, until, out);
-            }
-            return;
-        }
-        if self.in_flight.is_some() {
-            return;
-        }
-        if !leaving.ours || now.at >= leaving.held_until {
-            // Not ours, or ended by itself: there is nothing to release.
-            leaving.ours = false;
-            self.left(now, out);
-        } else if now.at >= leaving.next {
-            let until = self.by_stop(now.at + self.timing.call_limit);
-            self.send(now, Action::Release { token }, until, out);
-        }
-    }
-
-    fn by_stop(&self, until: Instant) -> Instant {
-        self.stop_by.map_or(until, |by| by.min(until))
-    }
-
     fn send(&mut self, now: Moment, action: Action, until: Instant, out: &mut Vec<Output>) {
         self.last_op += 1;
         // The deadline of what is won counts from here, before anything of it is sent.
         self.in_flight = Some(InFlight { op: self.last_op, action, sent_at: now.at });
         out.push(Output::Send { op: self.last_op, action, until });
-    }
-
-    /// The way out of a term is over.
-    fn left(&mut self, now: Moment, out: &mut Vec<Output>) {
-        if self.stop_by.is_some() {
-            return self.finish(now, out);
-        }
-        out.push(Output::Left { unreleased: self.unreleased(now) });
-        let jitter = self.timing.jitter.mul_f64(now.dice);
-        self.state = State::Following { next: self.rest.until.max(now.at) + jitter };
-    }
-
-    fn finish(&mut self, now: Moment, out: &mut Vec<Output>) {
-        out.push(Output::Left { unreleased: self.unreleased(now) });
-        out.push(Output::Stopped);
-        self.state = State::Stopped;
-        self.in_flight = None;
-    }
-
-    /// The lease that this instance leaves behind.
-    fn unreleased(&mut self, now: Moment) -> Option<Unreleased> {
-        let State::Leaving(leaving) = &mut self.state else { return None };
-        let left = leaving.ours && now.at < leaving.held_until;
-        left.then(|| Unreleased {
-            token: leaving.token,
-            until: leaving.held_until,
-            overrun: leaving.overrun && leaving.working.is_some(),
-            error: leaving.failed.take(),
-        })
-    }
-}
-
-impl Leaving {
-    /// The way out of a lease that was won, or may have been, and that nobody was told of.
-    fn untold(token: u64, now: Instant, held_until: Instant) -> Self {
-        Self {
-            token,
-            since: now,
-            reason: Reason::Stopped,
-            ours: true,
-            held_until,
-            working: None,
-            overrun: false,
-            next: now,
-            failed: None,
-        }
     }
 }

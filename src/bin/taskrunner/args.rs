@@ -20,7 +20,7 @@ pub(crate) enum Command {
     /// Contend for the leadership of a group, as one candidate, and tell what happens
     ///
     /// Contends until it is stopped by SIGTERM or SIGINT (Ctrl-C), which give the leadership back, so that
-    /// another candidate takes over at once. A second signal ends the process without that.
+    /// another candidate can have it. A second signal ends the process without that.
     #[command(after_long_help = CAMPAIGN_NOTES)]
     Campaign(Campaign),
 }
@@ -33,6 +33,11 @@ Exit status:
 
 The library's log goes to standard error; set RUST_LOG (for example to taskrunner=debug) to see more of it.";
 
+const REDIS_HELP: &str = "\
+The Redis server: redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], or unix:///PATH for a socket
+
+A command line can be read by every user of the machine; a URL with a password better stands in REDIS_URL.";
+
 // There is no `Debug` on what holds the URL: there may be a password in it.
 /// Which election, on which Redis.
 #[derive(clap::Args)]
@@ -43,12 +48,10 @@ pub(crate) struct Target {
 
     // The URL has no value parser, for clap shows the value that a parser refuses.
     /// The Redis server
-    ///
-    /// redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], or unix:///PATH for a socket. Better than
-    /// on the command line, where every user of the machine can read it, a password stands in REDIS_URL.
     #[arg(
         long,
         value_name = "URL",
+        long_help = REDIS_HELP,
         env = "REDIS_URL",
         hide_env_values = true,
         default_value = "redis://127.0.0.1:6379"
@@ -61,7 +64,7 @@ pub(crate) struct Campaign {
     #[command(flatten)]
     pub(crate) target: Target,
 
-    /// How long the lease lasts without renewal: the longest time without a leader after a crash
+    /// How long the lease lasts without renewal: about the longest time without a leader after a crash
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) ttl: Duration,
 
@@ -145,7 +148,7 @@ fn without_password(line: &str) -> String {
 
 fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
-        .map_err(|error| format!("{error} (a duration is written like 5s or 250ms)"))
+        .map_err(|error| format!("{error}; a duration is written like 5s or 250ms"))
 }
 
 /// Below this a core would do nothing but read the clock.

@@ -226,7 +226,7 @@ impl Machine {
         self.told(Some(Leader { id, token: holding.token }), out);
     }
 
-    fn told(&mut self, leader: Option<Leader>, out: &mut Vec<Output>) {
+    pub(super) fn told(&mut self, leader: Option<Leader>, out: &mut Vec<Output>) {
         if self.leader != leader {
             self.leader.clone_from(&leader);
             out.push(Output::Leader(leader));

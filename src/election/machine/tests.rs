@@ -120,7 +120,8 @@ fn shown(output: &Output) -> String {
                 Some(error) => error.to_string(),
                 None => "no answer".into(),
             };
-            format!("left unreleased {} until {}: {why}", lease.token, until(&lease.until))
+            let token = lease.token.map_or_else(|| "unknown".into(), |token| token.to_string());
+            format!("left unreleased {token} until {}: {why}", until(&lease.until))
         }
         Output::Stopped => "stopped".into(),
     }
@@ -542,7 +543,7 @@ mod leading_a_term {
         leading(TIMING).at(900, Input::Time, &["renew 7 by 950"]);
         leading(TIMING).at(950, Input::Time, &["demoted 7 expired", "release 7 by 1450"]);
         leading(TIMING)
-            .at(9000, Input::Time, &["demoted 7 expired", "left"])
+            .at(9000, Input::Time, &["demoted 7 expired", "leader none", "left"])
             .wakes(10_200, &["acquire attempt 2 floor 7 by 10700"]);
     }
 
@@ -628,7 +629,7 @@ mod renewal_errors {
             scene.wakes(at, &[&format!("release 7 by {}", at + 500)]);
         }
         // The renewal that failed was sent at 500: what it may have set ends at 1500.
-        scene.answer(at, not_sent(), &[]).wakes(1500, &["left"]);
+        scene.answer(at, not_sent(), &[]).wakes(1500, &["leader none", "left"]);
         scene.wakes(1710, &["acquire attempt 2 floor 7 by 2210"]);
     }
 
@@ -638,7 +639,7 @@ mod renewal_errors {
         scene.wakes(500, &["renew 7 by 950"]);
         scene.answer(940, unknown(), &["demoted 7 renew_error", "failed renew: oh", "release 7 by 1440"]);
         scene.answer(1430, unknown(), &[]).wakes(1455, &["release 7 by 1955"]).never_wakes();
-        scene.answer(1800, unknown(), &["left"]);
+        scene.answer(1800, unknown(), &["leader none", "left"]);
         scene.wakes(940 + 1200, &["acquire attempt 2 floor 7 by 2640"]);
     }
 
@@ -809,7 +810,7 @@ mod lead_work {
         scene.wakes(400, &["overrun 7 since 100"]);
         scene.wakes(1600, &["overrun 7 since 100"]).wakes(2800, &["overrun 7 since 100"]);
         let again = "acquire attempt 2 floor 7 by 3500";
-        scene.at(3000, Input::LeadReturned { token: 7 }, &["left", again]);
+        scene.at(3000, Input::LeadReturned { token: 7 }, &["leader none", "left", again]);
     }
 
     #[test]
@@ -900,7 +901,7 @@ mod stopping {
             scene.wakes(at, &[&format!("release 7 by {}", (at + 500).min(1100))]);
         }
         // The lease was acquired at 0, so it ends by itself at 1000, before the stop has to.
-        scene.answer(at, not_sent(), &[]).wakes(1000, &["left", "stopped"]);
+        scene.answer(at, not_sent(), &[]).wakes(1000, &["leader none", "left", "stopped"]);
 
         let mut scene = leading(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
@@ -954,6 +955,15 @@ mod stopping {
         scene.answer(500, unknown(), &["failed acquire: oh"]);
         scene.at(510, Input::Stop, &["release 0 by 1010"]);
         scene.answer(520, held("other", 5, 400), &["leader other 5", "left", "stopped"]);
+    }
+
+    #[test]
+    fn a_lost_reply_that_cannot_be_settled_is_said_to_be_left() {
+        let mut scene = Scene::new(TIMING);
+        scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
+        scene.at(100, Input::Stop, &["shorten to 600"]);
+        scene.answer(600, unknown(), &["failed acquire: oh", "release 0 by 1100"]);
+        scene.wakes(1100, &["left unreleased unknown until 1600: no answer", "stopped"]);
     }
 
     #[test]

@@ -103,7 +103,8 @@ mod tests {
         }
     }
 
-    /// As taken from Redis 6.2.14, 7.0.15 and 8.2.3 and Valkey 8.1.8 and 9.1.2.
+    /// As taken from Redis 6.2.14, 7.0.15 and 8.2.3 and Valkey 8.1.8 and 9.1.2; those of a cluster and the
+    /// last two are not.
     const TEXTS: &[(&str, Class)] = &[
         // 6.2, inside a script: under pcall, and raised.
         ("@user_script: 7: -READONLY You can't write against a read only replica.", WrongNode),
@@ -151,7 +152,7 @@ mod tests {
         ("ASK 3999 127.0.0.1:6381", WrongNode),
         ("NOREPLICAS Not enough good replicas to write.", Passing),
         (
-            "MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+            "MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk. Commands that may modify the data set are disabled, because this instance is configured to report errors during writes if RDB snapshotting fails (stop-writes-on-bgsave-error option). Please check the Valkey logs for details about the RDB error.",
             Passing,
         ),
         ("OOM command not allowed when used memory > 'maxmemory'. script: on @user_script:1.", Passing),

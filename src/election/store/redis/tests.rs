@@ -339,15 +339,25 @@ fn the_replies_before_a_break_are_answers_and_those_after_it_are_unknown() {
 
 #[test]
 fn of_a_batch_that_is_sent_in_part_the_rest_is_known_not_to_be_sent() {
+    let (begins, begun) = unbounded();
     let (done, wait) = unbounded::<()>();
     let (url, server) = serve(move |listener| {
         let peer = Peer::shake_hands(&listener);
+        peer.stream.peek(&mut [0]).expect("the batch");
+        begins.send(()).expect("the test waits");
         // Nothing is read of a batch that is larger than the buffers of both sides.
         wait.recv().ok();
-        drop(peer);
     });
     let mut session = session(&url);
-    let results = run(&mut session, &[Action::Look; 40_000], SHORT);
+    let batch = vec![operation(Action::Look); 20_000];
+    let budget = Budget::new(Instant::now() + LONG, &session.bell());
+    let results = thread::scope(|scope| {
+        scope.spawn(|| {
+            begun.recv().expect("the server");
+            budget.shorten(Instant::now());
+        });
+        session.execute(&batch, &budget)
+    });
     let outcomes: Vec<_> =
         results.iter().map(|result| result.as_ref().expect_err("late").outcome()).collect();
     let sent = outcomes.iter().take_while(|outcome| **outcome == Outcome::Unknown).count();
