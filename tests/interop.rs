@@ -10,7 +10,7 @@ use taskrunner::election::{
     Builder, Elector, ErrorKind, Event, MemoryStore, Operation, Reason, RedisStore, RenewError,
 };
 
-use crate::support::{Admin, Server, eventually, unique_group};
+use crate::support::{Admin, Reply, Server, eventually, unique_group};
 
 /// Longer than anything takes that is to happen, on the slowest machine.
 const CAP: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ impl GoInstance {
     fn acquire(&mut self) -> bool {
         let ttl = self.ttl.as_millis().to_string();
         match self.connection.command(&["SET", &self.key, self.id, "NX", "PX", &ttl]) {
-            crate::support::Reply::Nil => false,
+            Reply::Nil => false,
             reply => reply.text() == "OK",
         }
     }
@@ -388,7 +388,7 @@ fn a_lease_without_expiry_is_a_configuration_error_that_names_key_and_holder() {
         started,
         wait,
         1..=3,
-        &[&format!("held by forever without an expiry")],
+        &["held by forever without an expiry"],
     );
     expect_configuration_errors(&elector, started, wait, 4..=5, &[&key]);
     let sent = calls(&mut admin, "eval");

@@ -7,4 +7,5 @@ mod support;
 
 mod harness;
 mod interop;
+mod listeners;
 mod timing;

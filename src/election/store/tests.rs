@@ -11,11 +11,7 @@ use super::{
 use crate::election::clock::Instant;
 use crate::election::key::{Group, InstanceId};
 use crate::election::term::LONGEST_TOKEN;
-
-#[path = "../../../tests/support/server.rs"]
-mod server;
-
-use server::{Reply, Server};
+use crate::server::{Reply, Server};
 
 const TTL: Duration = Duration::from_secs(30);
 
