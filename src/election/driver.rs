@@ -189,6 +189,8 @@ struct Loop {
     elections: BTreeMap<ElectionId, Election>,
     /// When each election wants to be called, in the order of time.
     alarms: BTreeSet<(Instant, ElectionId)>,
+    /// The elections with a subscription that is behind.
+    lagging: BTreeSet<ElectionId>,
     waiting: Vec<(Request, Operation)>,
     flight: Option<Flight>,
     closed: bool,
@@ -202,6 +204,7 @@ impl Loop {
             bell,
             elections: BTreeMap::new(),
             alarms: BTreeSet::new(),
+            lagging: BTreeSet::new(),
             waiting: Vec::new(),
             flight: None,
             closed: false,
@@ -236,8 +239,7 @@ impl Loop {
     fn sleep(&self) -> Duration {
         let alarm = self.alarms.first().map_or(Instant::NEVER, |(at, _)| *at);
         let sleep = alarm.saturating_duration_since(Instant::now());
-        let lagging = self.elections.values().any(|election| election.is_lagging());
-        if lagging { sleep.min(LAG_CHECK) } else { sleep }
+        if self.lagging.is_empty() { sleep } else { sleep.min(LAG_CHECK) }
     }
 
     /// Takes one message; false when the threads must end.
@@ -281,9 +283,8 @@ impl Loop {
             self.alarms.remove(&(at, id));
             self.call(id, Input::Time);
         }
-        for election in self.elections.values_mut().filter(|election| election.is_lagging()) {
-            election.catch_up();
-        }
+        let elections = &mut self.elections;
+        self.lagging.retain(|id| elections.get_mut(id).is_some_and(Election::is_behind_after_catching_up));
     }
 
     /// Gives one machine an input, and does what it says.
@@ -293,6 +294,9 @@ impl Loop {
         self.alarms.remove(&(election.wake_at(), id));
         let orders = election.handle(moment, input);
         let wake_at = election.wake_at();
+        if election.is_lagging() {
+            self.lagging.insert(id);
+        }
         if election.has_stopped() {
             self.elections.remove(&id);
         } else {

@@ -81,8 +81,10 @@ impl Election {
         self.outlets.is_lagging()
     }
 
-    pub(super) fn catch_up(&mut self) {
+    /// Tells subscriptions that are behind what they missed; whether one still is.
+    pub(super) fn is_behind_after_catching_up(&mut self) -> bool {
         self.outlets.catch_up();
+        self.outlets.is_lagging()
     }
 
     /// What a command means to the machine, if it concerns it.
