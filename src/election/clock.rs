@@ -59,6 +59,11 @@ impl Instant {
         shifted.unwrap_or(wall)
     }
 
+    /// The instant this much earlier, or the clock's origin.
+    pub(crate) fn saturating_sub(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(duration))
+    }
+
     /// This instant as the time since the clock's origin, whole nanoseconds; u64::MAX at most.
     pub(crate) fn as_nanos(self) -> u64 {
         u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)

@@ -5,34 +5,46 @@
 //! One driver runs any number of elections over one session; their operations go in batches.
 
 mod election;
+mod hooks;
 mod io;
+mod lead;
 mod outlets;
 #[cfg(test)]
 mod tests;
+mod thread;
+mod wake;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 pub(crate) use election::{Election, longest_way_out};
+pub(crate) use hooks::Hooks;
+pub(crate) use lead::{Lead, Returning};
 pub(crate) use outlets::{Inlets, Outlets, SUBSCRIPTION};
+pub(crate) use thread::{Owner, Place, Thread};
 
 use super::clock::Instant;
 use super::error::Error;
 use super::event::Event;
 use super::machine::{Input, Moment};
-use super::store::{Answer, Bell, Budget, Operation, Session, StoreError};
+use super::status::Inspection;
+use super::store::{Answer, Bell, Budget, Class, Listener, Operation, Session, StoreError};
 use election::Order;
 use io::Batch;
+use wake::Wakes;
 
 /// How many messages may wait for the driver; who sends more waits for it, and it never waits long.
 const INBOX: usize = 1024;
 /// How often a subscription that is behind is looked at, beside each event: nothing else tells that
 /// a listener reads again.
 const LAG_CHECK: Duration = Duration::from_millis(100);
+
+/// How long the driver waits for each of the other threads at its end. Every wait of theirs ends with
+/// a budget, and those end before.
+const LAST_WAIT: Duration = Duration::from_secs(10);
 
 /// An election's number within its driver.
 pub(crate) type ElectionId = u64;
@@ -49,6 +61,12 @@ pub(crate) enum Message {
     Answers(Vec<Result<Answer, StoreError>>),
     /// The I/O thread has ended without being told to.
     IoEnded,
+    /// Wakes are heard from now on.
+    Listening,
+    /// The lease with this key was released by the term with this token.
+    Wake { lease: String, token: u64 },
+    /// Wakes are not heard any more, or not yet.
+    WakeLost(StoreError),
 }
 
 /// What a user asks of an election.
@@ -59,6 +77,14 @@ pub(crate) enum Command {
     StepDown { pause: Duration, done: Sender<Result<(), Error>> },
     /// Give this term up.
     EndTerm { token: u64 },
+    /// Lead work is to run for this term on a thread of the user's; answered whether it may.
+    LeadBegan { token: u64, granted: Sender<Result<(), Error>> },
+    /// The lead work of this term has returned, perhaps by a panic.
+    LeadReturned { token: u64, panic: Option<Error> },
+    /// Tell this error to the listeners.
+    Report(Error),
+    /// Ask the store who leads.
+    Look { done: Sender<Result<Inspection, Error>> },
     /// End the election.
     Stop,
 }
@@ -103,29 +129,30 @@ impl Commands {
 #[derive(Debug)]
 pub(crate) struct Driver {
     inbox: Sender<Message>,
-    thread: JoinHandle<()>,
-    /// Both threads of ours, for whoever must not wait for itself.
-    pub(crate) threads: [ThreadId; 2],
-    /// Disconnects when the driver's thread, and the I/O thread before it, has ended.
-    ended: Receiver<()>,
+    /// Joins the others before it ends.
+    thread: Thread,
 }
 
 impl Driver {
-    /// Spawns both threads over this session. They do nothing before an election is added.
-    pub(crate) fn start(session: Box<dyn Session>) -> Result<Self, Error> {
+    /// How many threads there are until [`join`](Self::join) succeeds.
+    pub(crate) const THREADS: usize = 3;
+
+    /// Spawns the threads over a session and a listener. They do nothing before an election is added.
+    pub(crate) fn start(
+        owner: Owner,
+        session: Box<dyn Session>,
+        listener: Box<dyn Listener>,
+    ) -> Result<Self, Error> {
         let bell = session.bell();
         let (inbox, messages) = bounded(INBOX);
         let (batches, work) = bounded(1);
         let answers = inbox.clone();
-        let io = spawn("tr-io", move || io::run(session, &work, answers))?;
-        let (end, ended) = bounded(0);
-        let io_id = io.thread().id();
-        let thread = spawn("tr-driver", move || {
-            let _ended = end;
-            Loop::new(messages, batches, bell).run(io);
+        let io = Thread::spawn(owner, Place::Engine, "tr-io", move || io::run(session, &work, answers))?;
+        let wakes = Wakes::start(owner, listener, inbox.clone())?;
+        let thread = Thread::spawn(owner, Place::Engine, "tr-driver", move || {
+            Loop::new(messages, batches, bell, wakes).run(io);
         })?;
-        let threads = [thread.thread().id(), io_id];
-        Ok(Self { inbox, thread, threads, ended })
+        Ok(Self { inbox, thread })
     }
 
     /// The way to the election with this number, whether it has been added or not.
@@ -144,35 +171,32 @@ impl Driver {
         self.inbox.send(Message::Close).ok();
     }
 
-    /// Waits for both threads to end; gives itself back if they still run at the end of `limit`.
+    /// Waits for the threads to end; gives itself back if they still run at the end of `limit`.
     pub(crate) fn join(self, limit: Duration) -> Result<(), Self> {
-        match self.ended.recv_timeout(limit) {
-            Err(RecvTimeoutError::Timeout) => Err(self),
-            // A panic has been told to every election already.
-            _ => {
-                self.thread.join().ok();
-                Ok(())
-            }
-        }
+        let Self { inbox, thread } = self;
+        thread.join(limit).map_err(|thread| Self { inbox, thread })
     }
 }
 
-/// Spawns a thread of ours; Linux shows 15 bytes of a name.
-pub(crate) fn spawn<T: Send + 'static>(
-    name: &str,
-    body: impl FnOnce() -> T + Send + 'static,
-) -> Result<JoinHandle<T>, Error> {
-    thread::Builder::new().name(name.into()).spawn(body).map_err(|error| {
-        let message = format!("could not spawn the thread {name}; the system's limits may be reached");
-        Error::spawn(message, Some(Arc::new(error)))
-    })
-}
-
-/// An operation that a machine wants done.
+/// What the store was asked to do, and for whom.
 struct Request {
     election: ElectionId,
-    op: u64,
+    purpose: Purpose,
     until: Instant,
+}
+
+/// Who is to be told the answer.
+enum Purpose {
+    /// The machine that wants it done.
+    Machine { op: u64 },
+    /// A user who asked who leads.
+    Look { done: Sender<Result<Inspection, Error>> },
+}
+
+impl Request {
+    fn is(&self, election: ElectionId, wanted: u64) -> bool {
+        self.election == election && matches!(self.purpose, Purpose::Machine { op } if op == wanted)
+    }
 }
 
 /// The batch that the I/O thread is at.
@@ -186,6 +210,9 @@ struct Loop {
     messages: Receiver<Message>,
     batches: Sender<Batch>,
     bell: Bell,
+    wakes: Wakes,
+    /// Whether wakes are heard now.
+    listening: bool,
     elections: BTreeMap<ElectionId, Election>,
     /// When each election wants to be called, in the order of time.
     alarms: BTreeSet<(Instant, ElectionId)>,
@@ -197,11 +224,13 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(messages: Receiver<Message>, batches: Sender<Batch>, bell: Bell) -> Self {
+    fn new(messages: Receiver<Message>, batches: Sender<Batch>, bell: Bell, wakes: Wakes) -> Self {
         Self {
             messages,
             batches,
             bell,
+            wakes,
+            listening: false,
             elections: BTreeMap::new(),
             alarms: BTreeSet::new(),
             lagging: BTreeSet::new(),
@@ -211,7 +240,7 @@ impl Loop {
         }
     }
 
-    fn run(mut self, io: JoinHandle<()>) {
+    fn run(mut self, io: Thread) {
         while !(self.closed && self.elections.is_empty()) {
             match self.messages.recv_timeout(self.sleep()) {
                 Ok(message) => {
@@ -230,9 +259,13 @@ impl Loop {
                 command.came_late();
             }
         }
+        // Who still wants to send something must not wait for this thread.
+        drop(self.messages);
         // Losing its sender ends the I/O thread, after a batch whose budget is about to end.
         drop(self.batches);
-        io.join().ok();
+        self.wakes.end(LAST_WAIT);
+        // What does not end in that time is told by `stop()`, which waits for this thread.
+        io.join(LAST_WAIT).ok();
     }
 
     /// How long nothing is to be done.
@@ -247,10 +280,12 @@ impl Loop {
         match message {
             Message::Add(election) => {
                 let id = election.number();
+                self.wakes.add(election.group());
                 self.elections.insert(id, *election);
                 self.alarms.insert((Instant::now(), id));
             }
             Message::Close => self.closed = true,
+            Message::Command(id, Command::Look { done }) => self.look(id, done),
             Message::Command(id, command) => match self.elections.get_mut(&id) {
                 Some(election) => {
                     if let Some(input) = election.command(command) {
@@ -262,15 +297,58 @@ impl Loop {
             Message::Answers(results) => {
                 let requests = self.flight.take().map_or_else(Vec::new, |flight| flight.requests);
                 for (request, result) in requests.into_iter().zip(results) {
-                    self.call(request.election, Input::Answer { op: request.op, result });
+                    match request.purpose {
+                        Purpose::Machine { op } => self.call(request.election, Input::Answer { op, result }),
+                        Purpose::Look { done } => {
+                            if let Some(election) = self.elections.get(&request.election) {
+                                // Who has stopped waiting needs no answer.
+                                done.try_send(election.inspection(result)).ok();
+                            }
+                        }
+                    }
                 }
             }
+            Message::Listening => self.listening = true,
+            Message::Wake { lease, token } => {
+                let of_it = |(_, election): &(&ElectionId, &Election)| election.group().lease() == lease;
+                let ids: Vec<_> = self.elections.iter().filter(of_it).map(|(id, _)| *id).collect();
+                for id in ids {
+                    self.call(id, Input::Wake { token });
+                }
+            }
+            Message::WakeLost(error) => self.wake_lost(&error),
             Message::IoEnded => {
                 log::error!("the I/O thread of an elector has panicked; its elections end");
                 return false;
             }
         }
         true
+    }
+
+    /// Asks the store who leads the group of an election.
+    fn look(&mut self, id: ElectionId, done: Sender<Result<Inspection, Error>>) {
+        // The sender of one that has stopped is dropped, which tells.
+        if let Some(election) = self.elections.get(&id) {
+            let (operation, until) = election.look();
+            self.waiting.push((Request { election: id, purpose: Purpose::Look { done }, until }, operation));
+        }
+    }
+
+    fn wake_lost(&mut self, error: &StoreError) {
+        let was_listening = std::mem::take(&mut self.listening);
+        let ids: Vec<_> = self.elections.keys().copied().collect();
+        for id in ids {
+            // A right that is missing stays so until somebody is told. All else passes, or the
+            // operations fail of it, too.
+            if error.class() == Class::Configuration
+                && let Some(election) = self.elections.get_mut(&id)
+            {
+                election.tell_of_wakes(error.clone());
+            }
+            if was_listening {
+                self.call(id, Input::WakeLost);
+            }
+        }
     }
 
     /// Calls the machines whose time has come.
@@ -298,6 +376,7 @@ impl Loop {
             self.lagging.insert(id);
         }
         if election.has_stopped() {
+            self.wakes.remove(election.group());
             self.elections.remove(&id);
         } else {
             self.alarms.insert((wake_at, id));
@@ -305,16 +384,18 @@ impl Loop {
         for order in orders {
             match order {
                 Order::Send { op, until, operation } => {
-                    self.waiting.push((Request { election: id, op, until }, operation));
+                    let request = Request { election: id, purpose: Purpose::Machine { op }, until };
+                    self.waiting.push((request, operation));
                 }
                 Order::Shorten { op, until } => self.shorten(id, op, until),
+                Order::Listen => self.wakes.remake(),
             }
         }
     }
 
     /// An operation has less time now. A batch ends with the last deadline of its operations.
     fn shorten(&mut self, election: ElectionId, op: u64, until: Instant) {
-        let of_it = |request: &&mut Request| request.election == election && request.op == op;
+        let of_it = |request: &&mut Request| request.is(election, op);
         if let Some(request) = self.waiting.iter_mut().map(|(request, _)| request).find(of_it) {
             request.until = request.until.min(until);
         }

@@ -2,17 +2,21 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
-use super::driver::{Command, Driver, Election, Inlets, Outlets, SUBSCRIPTION, longest_way_out};
+use super::driver::{
+    Command, Driver, Election, Hooks, Inlets, Lead, Outlets, Owner, Place, Returning, SUBSCRIPTION, Thread,
+    longest_way_out,
+};
+use super::clock::Instant;
 use super::error::{Error, ErrorKind};
 use super::event::{Demotion, Event};
 use super::key::{Group, InstanceId};
 use super::leadership::{Leadership, Standing};
 use super::options::{Options, RenewError, Timing};
+use super::status::{Inspection, Status};
 use super::store::{LeaseStore, Lookups};
 
 /// The number of the one election that an elector's driver runs.
@@ -50,16 +54,32 @@ pub struct Elector {
     group: Group,
     id: InstanceId,
     timing: Timing,
-    driver: Mutex<Option<Driver>>,
-    own_threads: [thread::ThreadId; 2],
-    lookups: Lookups,
+    owner: Owner,
+    lead: Lead,
+    running: Mutex<Running>,
+    lookups: [Lookups; 2],
+}
+
+/// The threads that are still to be joined.
+#[derive(Default)]
+struct Running {
+    driver: Option<Driver>,
+    /// Of the hooks and the lead work.
+    users: Vec<Thread>,
 }
 
 impl Elector {
     /// Begins to describe an elector of this group on this store.
     #[must_use]
     pub fn builder(store: impl LeaseStore, group: impl Into<String>) -> Builder {
-        Builder { store: Box::new(store), group: group.into(), name: None, options: Options::default() }
+        Builder {
+            store: Box::new(store),
+            group: group.into(),
+            name: None,
+            options: Options::default(),
+            hooks: Hooks::default(),
+            lead: None,
+        }
     }
 
     /// Whether this instance leads now: its deadline is compared with the clock.
@@ -122,6 +142,68 @@ impl Elector {
         self.inlets.error.clone()
     }
 
+    /// Runs the work whenever this instance leads, on the calling thread, until the elector has stopped.
+    ///
+    /// The work must return when its term ends: [`Leadership::lost`] and [`Leadership::check`] tell. It is
+    /// waited for as the work of [`Builder::lead`] is. If it returns while the term stands, the instance
+    /// steps down and does not contend for one `wait`. If it panics, so does this call.
+    ///
+    /// # Errors
+    ///
+    /// [`Configuration`](ErrorKind::Configuration) if lead work is running already;
+    /// [`Overrun`](ErrorKind::Overrun) and [`Dead`](ErrorKind::Dead) as
+    /// [`wait_for_leadership`](Self::wait_for_leadership); what [`stop`](Self::stop) returned if that was
+    /// an error. A stopped elector is none.
+    pub fn run(&self, mut work: impl FnMut(Leadership)) -> Result<(), Error> {
+        let commands = &self.standing.commands;
+        loop {
+            let leadership = match self.wait_for_leadership(None) {
+                Ok(leadership) => leadership,
+                Err(error) if error.kind() == ErrorKind::Stopped => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let (granted, answer) = bounded(1);
+            let token = leadership.token();
+            commands.send(Command::LeadBegan { token, granted });
+            match answer.recv() {
+                Ok(Ok(())) => {
+                    let _returning = Returning { commands, token };
+                    self.owner.within(Place::LeadWork, || work(leadership));
+                }
+                Ok(Err(error)) if error.kind() == ErrorKind::NotLeading => {}
+                Ok(Err(error)) => return Err(error),
+                // The driver has ended; the next wait says how.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// The state of this instance, as of now. Never blocks.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.standing.status()
+    }
+
+    /// Asks the store who leads. It blocks for about a round trip, and for two call limits (at most 4 s)
+    /// at most.
+    ///
+    /// # Errors
+    ///
+    /// What kept the store from answering; [`Timeout`](ErrorKind::Timeout), [`Stopped`](ErrorKind::Stopped)
+    /// and [`Dead`](ErrorKind::Dead).
+    pub fn current_leader(&self) -> Result<Inspection, Error> {
+        let (done, answer) = bounded(1);
+        self.standing.commands.send(Command::Look { done });
+        match answer.recv_timeout(self.timing.call_limit * 2 + SLACK) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Disconnected) => Err(self.end_error()),
+            Err(RecvTimeoutError::Timeout) => {
+                let message = format!("the store did not say in time who leads group {:?}", self.group.name());
+                Err(Error::new(ErrorKind::Timeout, message))
+            }
+        }
+    }
+
     /// Gives leadership up, if this instance leads, and does not contend for `pause`.
     ///
     /// When it returns `Ok`, this instance does not lead and has released the lease. It blocks until
@@ -134,7 +216,7 @@ impl Elector {
     pub fn step_down(&self, pause: Duration) -> Result<(), Error> {
         let (done, answer) = bounded(1);
         self.standing.commands.send(Command::StepDown { pause, done });
-        if self.is_own_thread() {
+        if matches!(self.owner.place(), Some(Place::Engine | Place::LeadWork)) {
             return Ok(());
         }
         match answer.recv_timeout(longest_way_out(&self.timing) + SLACK) {
@@ -165,20 +247,33 @@ impl Elector {
     pub fn stop(&self) -> Result<(), Error> {
         // A driver that has ended has stopped.
         self.standing.commands.send(Command::Stop);
-        if self.is_own_thread() {
+        let place = self.owner.place();
+        if matches!(place, Some(Place::Engine | Place::LeadWork)) {
             return Ok(());
         }
-        let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
-        let limit = longest_way_out(&self.timing) + SLACK;
-        if let Some(Err(running)) = driver.take().map(|driver| driver.join(limit)) {
-            *driver = Some(running);
-        }
-        let left = usize::from(driver.is_some()) * self.own_threads.len() + self.lookups.running();
+        let until = Instant::now() + longest_way_out(&self.timing) + SLACK;
+        let left = self.join(until, place == Some(Place::Hook)) + self.lookups.iter().map(Lookups::running).sum::<usize>();
         match self.standing.ended() {
-            Some(Ok(())) if left > 0 => Err(Error::threads_left(self.group.name(), left)),
-            None => Err(Error::threads_left(self.group.name(), left)),
-            Some(outcome) => outcome,
+            Some(Err(error)) if left == 0 || error.kind() == ErrorKind::Dead => Err(error),
+            Some(Ok(())) if left == 0 => Ok(()),
+            outcome => Err(Error::threads_left(self.group.name(), left, outcome.and_then(Result::err))),
         }
+    }
+
+    /// Waits for the threads to end, and says how many have not.
+    fn join(&self, until: Instant, is_hook: bool) -> usize {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = running.driver.take() {
+            running.driver = driver.join(left(until)).err();
+        }
+        if is_hook {
+            // The hooks' thread is the one that asks; it ends when the hook has returned.
+            return usize::from(running.driver.is_some()) * Driver::THREADS;
+        }
+        let threads: Vec<_> = running.users.drain(..).chain(self.lead.take_threads()).collect();
+        running.users = threads.into_iter().filter_map(|thread| thread.join(left(until)).err()).collect();
+        usize::from(running.driver.is_some()) * Driver::THREADS + running.users.len()
     }
 
     /// The id of this instance: the lease's value while it leads.
@@ -197,11 +292,6 @@ impl Elector {
     #[must_use]
     pub fn key(&self) -> &str {
         self.group.lease()
-    }
-
-    /// Whether this is a thread of this elector, which must not wait for itself.
-    fn is_own_thread(&self) -> bool {
-        self.own_threads.contains(&thread::current().id())
     }
 
     fn has_stopped(&self) -> bool {
@@ -240,6 +330,8 @@ pub struct Builder {
     group: String,
     name: Option<String>,
     options: Options,
+    hooks: Hooks,
+    lead: Option<Arc<dyn Fn(Leadership) + Send + Sync>>,
 }
 
 impl Builder {
@@ -302,6 +394,57 @@ impl Builder {
         self
     }
 
+    /// The lead work: runs on a thread of its own for each term, and only while the term stands.
+    ///
+    /// It must return when its term ends: [`Leadership::lost`] and [`Leadership::check`] tell. On the way
+    /// out of a term it is waited for, up to [`lead_grace`](Self::lead_grace), before the lease is released:
+    /// so no other instance's work runs beside it. If it outlives its grace the lease is left to expire,
+    /// an error of kind [`Overrun`](ErrorKind::Overrun) is told, and this instance does not contend until it
+    /// has returned. If it returns or panics while the term stands, the instance steps down, and does not
+    /// contend for one `wait`.
+    ///
+    /// Defaults to none.
+    #[must_use]
+    pub fn lead(mut self, work: impl Fn(Leadership) + Send + Sync + 'static) -> Self {
+        self.lead = Some(Arc::new(work));
+        self
+    }
+
+    /// How long a stop or a step down waits for the lead work. May be any value.
+    ///
+    /// Defaults to ttl.
+    #[must_use]
+    pub fn lead_grace(mut self, grace: Duration) -> Self {
+        self.options.lead_grace = Some(grace);
+        self
+    }
+
+    /// Calls this on each promotion, on the hooks' thread.
+    ///
+    /// Hooks are called one after the other, in the order of the events. A hook may take its time, block
+    /// or panic (which is told as an error): the election goes on all the same. It may call
+    /// [`Elector::step_down`] and [`Elector::stop`]. One that is more than 256 events behind goes on with
+    /// the present state. Defaults to nothing.
+    #[must_use]
+    pub fn on_promote(mut self, hook: impl FnMut(Leadership) + Send + 'static) -> Self {
+        self.hooks.promote = Some(Box::new(hook));
+        self
+    }
+
+    /// Calls this on each demotion, as [`on_promote`](Self::on_promote). Defaults to nothing.
+    #[must_use]
+    pub fn on_demote(mut self, hook: impl FnMut(Demotion) + Send + 'static) -> Self {
+        self.hooks.demote = Some(Box::new(hook));
+        self
+    }
+
+    /// Calls this on each error, as [`on_promote`](Self::on_promote). Defaults to nothing.
+    #[must_use]
+    pub fn on_error(mut self, hook: impl FnMut(Error) + Send + 'static) -> Self {
+        self.hooks.error = Some(Box::new(hook));
+        self
+    }
+
     /// Checks the options and spawns the threads. It does no network I/O: a store that cannot be
     /// reached is told by events, and tried again.
     ///
@@ -316,21 +459,28 @@ impl Builder {
             check_name(name)?;
         }
         let id = InstanceId::random(self.name.as_deref())?;
-        let session = self.store.open().map_err(|error| {
-            Error::spawn(
-                "could not open a session with the store; too many files may be open",
-                Some(Arc::new(error)),
-            )
-        })?;
-        let lookups = session.lookups();
-        let driver = Driver::start(session)?;
+        let session = self.store.open().map_err(Error::session)?;
+        let listener = self.store.listen().map_err(Error::session)?;
+        let lookups = [session.lookups(), listener.lookups()];
+        let owner = Owner::new();
+        let driver = Driver::start(owner, session, listener)?;
         let standing = Arc::new(Standing::new(driver.commands(ELECTION)));
-        let (outlets, inlets) = Outlets::new();
-        let (for_driver, own_threads) = (Arc::clone(&standing), driver.threads);
-        driver.add(Election::new(ELECTION, group.clone(), id.clone(), timing, for_driver, outlets));
+        let (mut outlets, inlets) = Outlets::new();
+        let mut users = Vec::new();
+        if !self.hooks.is_empty() {
+            let (sender, events) = bounded(SUBSCRIPTION);
+            outlets.subscribe(sender);
+            let (hooks, commands) = (self.hooks, standing.commands.clone());
+            users.push(Thread::spawn(owner, Place::Hook, "tr-hooks", move || hooks.run(&events, &commands))?);
+        }
+        let lead = Lead::new(owner, self.lead);
+        let for_driver = Arc::clone(&standing);
+        let election =
+            Election::new(ELECTION, group.clone(), id.clone(), timing, for_driver, outlets, lead.clone());
+        driver.add(election);
         driver.close();
-        let driver = Mutex::new(Some(driver));
-        Ok(Elector { standing, inlets, group, id, timing, driver, own_threads, lookups })
+        let running = Mutex::new(Running { driver: Some(driver), users });
+        Ok(Elector { standing, inlets, group, id, timing, owner, lead, running, lookups })
     }
 }
 

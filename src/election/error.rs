@@ -40,6 +40,8 @@ pub enum ErrorKind {
     Timeout,
     /// The elector has been stopped.
     Stopped,
+    /// A hook or the lead work has panicked.
+    Panicked,
     /// This instance does not lead, or no longer.
     NotLeading,
     /// The system refused a thread or random bytes.
@@ -144,24 +146,52 @@ impl Error {
         )
     }
 
+    /// A callback of the user's has panicked.
+    pub(crate) fn panicked(what: &'static str, message: &str) -> Self {
+        Self::new(ErrorKind::Panicked, format!("{what} panicked: {message}"))
+    }
+
+    /// Lead work was to begin for a term that has some.
+    pub(crate) fn works_already(token: u64) -> Self {
+        let message = format!(
+            "lead work runs already under token {token}; use either lead() or one call of run() at a time"
+        );
+        Self::new(ErrorKind::Configuration, message)
+    }
+
+    /// Whether this says that the hook with this name has panicked.
+    pub(crate) fn is_panic_of(&self, hook: &str) -> bool {
+        self.0.kind == ErrorKind::Panicked && self.0.message.starts_with(hook)
+    }
+
+    /// A session with the store could not be opened.
+    pub(crate) fn session(error: std::io::Error) -> Self {
+        Self::spawn("could not open a session with the store; too many files may be open", Some(Arc::new(error)))
+    }
+
+    /// A look-up of the leader that failed in its store.
+    pub(crate) fn looked_up(group: &str, error: StoreError) -> Self {
+        Self::store(Operation::Look, group, error)
+    }
+
     /// The store answered an operation in a way that somebody has to look into.
     pub(crate) fn refused(operation: Operation, message: String) -> Self {
         Self::build(ErrorKind::Configuration, Some(operation), message, None)
     }
 
-    pub(crate) fn overrun(group: &str, token: u64, since: Duration) -> Self {
+    pub(crate) fn overrun(token: u64, since: Duration) -> Self {
         let message = format!(
-            "the lead work of group {group:?} with token {token} still runs {since:?} after its term ended; \
+            "the lead work under token {token} still runs {since:?} after its term ended; \
              this instance does not contend until it returns",
         );
         Self::new(ErrorKind::Overrun, message)
     }
 
-    /// Threads still run at the end of a stop.
-    pub(crate) fn threads_left(group: &str, threads: usize) -> Self {
+    /// Threads still run at the end of a stop, which may have gone wrong otherwise, too.
+    pub(crate) fn threads_left(group: &str, threads: usize, stop: Option<Self>) -> Self {
         let message =
             format!("stopped the elector of group {group:?}, but {threads} of its threads still run");
-        Self::new(ErrorKind::Overrun, message)
+        Self::build(ErrorKind::Overrun, None, message, stop.map(|error| Arc::new(error) as Source))
     }
 
     /// A lease was left to expire.

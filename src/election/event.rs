@@ -91,3 +91,11 @@ pub struct Leader {
     /// The term's token; none for a holder that keeps no token, as a Go instance.
     pub token: Option<u64>,
 }
+
+impl Leader {
+    /// The name that the instance was given, if it was: what stands before the last slash of its id.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.id.rsplit_once('/').map(|(name, _)| name)
+    }
+}

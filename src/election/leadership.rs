@@ -9,6 +9,7 @@ use crossbeam_channel::Receiver;
 use super::clock::Instant;
 use super::driver::Commands;
 use super::error::Error;
+use super::status::{Role, Status};
 
 /// One term of this instance as the leader.
 ///
@@ -114,6 +115,8 @@ pub(crate) struct Standing {
 struct State {
     term: Option<Proof>,
     ended: Option<Result<(), Error>>,
+    /// But for what is told of the term, which is computed when it is asked for.
+    status: Status,
 }
 
 struct Proof {
@@ -138,7 +141,8 @@ impl State {
 
 impl Standing {
     pub(crate) fn new(commands: Commands) -> Self {
-        Self { state: Mutex::new(State { term: None, ended: None }), changed: Condvar::new(), commands }
+        let state = State { term: None, ended: None, status: Status::default() };
+        Self { state: Mutex::new(state), changed: Condvar::new(), commands }
     }
 
     pub(crate) fn is_leader(&self) -> bool {
@@ -161,6 +165,9 @@ impl Standing {
                 Some(Ok(())) => return Err(Error::stopped()),
                 Some(Err(error)) => return Err(error.clone()),
                 None => {}
+            }
+            if let Some((token, since)) = state.status.overrun {
+                return Err(Error::overrun(token, since.elapsed()));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -195,6 +202,29 @@ impl Standing {
         let mut state = self.lock();
         let now = Instant::now();
         state.term.take().map_or(now, |term| term.until.min(now))
+    }
+
+    /// Notes something for the status.
+    pub(crate) fn note(&self, note: impl FnOnce(&mut Status)) {
+        let mut state = self.lock();
+        let overrun = state.status.overrun;
+        note(&mut state.status);
+        if state.status.overrun != overrun {
+            self.changed.notify_all();
+        }
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        let state = self.lock();
+        let mut status = state.status.clone();
+        if let Some(term) = state.leading() {
+            status.role = Role::Leader;
+            status.token = Some(term.token);
+            status.remaining = state.remaining(term.token);
+        } else if state.ended.is_some() {
+            status.role = Role::Stopped;
+        }
+        status
     }
 
     /// Ends everything, once: nobody waits any more.

@@ -53,10 +53,12 @@ pub(crate) enum Input {
     /// The store has answered an operation.
     Answer { op: u64, result: Result<Answer, StoreError> },
     /// Somebody says that the lease was released by the term with this token.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the wake connection comes with the hooks"))]
     Wake { token: u64 },
+    /// The connection that wakes come over was lost: something may have happened to the store.
+    WakeLost,
+    /// Lead work runs for this term from now on.
+    LeadBegan { token: u64 },
     /// The lead work of this term has returned.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the lead work's thread comes with the hooks"))]
     LeadReturned { token: u64 },
     /// An extension came too late: the deadline before it had passed by the clock that readers see.
     Lapsed,
@@ -89,6 +91,8 @@ pub(crate) enum Output {
     FarAhead { token: u64, by: Duration },
     /// The lead work still runs at the end of its grace, or a `wait` later.
     Overrun { token: u64, since: Instant },
+    /// The lease went from one holder to another, and no wake told of it.
+    Unheard,
     /// The way out of a term is over; the lease that could not be released, and why.
     Left { unreleased: Option<Unreleased> },
     /// Nothing follows.
@@ -113,8 +117,6 @@ pub(crate) struct Unreleased {
 pub(crate) struct Machine {
     id: InstanceId,
     timing: Timing,
-    /// Whether each term has lead work that is to be waited for.
-    has_lead_work: bool,
     state: State,
     in_flight: Option<InFlight>,
     last_op: u64,
@@ -130,6 +132,8 @@ pub(crate) struct Machine {
     unsettled: bool,
     /// A wake came while an attempt was under way.
     woken: bool,
+    /// The token of the last wake.
+    heard: u64,
     rest: Rest,
     leader: Option<Leader>,
     stop_by: Option<Instant>,
@@ -152,6 +156,8 @@ struct Term {
     renew_at: Instant,
     /// When the lease ends at the latest: ttl after the last request that may have set its expiry.
     held_until: Instant,
+    /// Whether lead work runs, which is to be waited for on the way out.
+    working: bool,
     /// The last error under [`RenewError::Retry`], told only if the term expires of it.
     failed: Option<StoreError>,
 }
@@ -169,14 +175,15 @@ struct InFlight {
     op: u64,
     action: Action,
     sent_at: Instant,
+    /// A renewal before its time: if it fails, the one in time decides.
+    early: bool,
 }
 
 impl Machine {
     /// An election that begins with an attempt at once.
-    pub(crate) fn new(id: InstanceId, timing: Timing, has_lead_work: bool, now: Moment) -> Self {
+    pub(crate) fn new(id: InstanceId, timing: Timing, now: Moment) -> Self {
         Self {
             id,
-            has_lead_work,
             state: State::Following { next: now.at + timing.jitter.mul_f64(now.dice) },
             in_flight: None,
             last_op: 0,
@@ -186,6 +193,7 @@ impl Machine {
             failures: 0,
             unsettled: false,
             woken: false,
+            heard: 0,
             rest: Rest { until: now.at, firm: false },
             leader: None,
             stop_by: None,
@@ -205,6 +213,8 @@ impl Machine {
                 }
             }
             Input::Wake { token } => self.woken(now, token),
+            Input::WakeLost => self.wake_lost(now, out),
+            Input::LeadBegan { token } => self.lead_began(token),
             Input::LeadReturned { token } => self.lead_returned(now, token, out),
             Input::Lapsed => self.leave(now, Reason::Expired, out),
             Input::StepDown { pause } => self.step_down(now, pause, out),
@@ -241,6 +251,7 @@ impl Machine {
     }
 
     fn woken(&mut self, now: Moment, token: u64) {
+        self.heard = token;
         if token == self.own_token || self.rest.firm && now.at < self.rest.until {
             return;
         }
@@ -248,6 +259,21 @@ impl Machine {
         if let State::Following { next } = &mut self.state {
             *next = (*next).min(now.at + self.timing.jitter.mul_f64(now.dice));
             self.woken = self.in_flight.is_some();
+        }
+    }
+
+    /// Asks whether the lease is still ours, before its time.
+    fn wake_lost(&mut self, now: Moment, out: &mut Vec<Output>) {
+        if matches!(&self.state, State::Leading(term) if now.at < term.renew_at) && self.in_flight.is_none() {
+            self.send_renewal(now, true, out);
+        }
+    }
+
+    fn lead_began(&mut self, token: u64) {
+        if let State::Leading(term) = &mut self.state
+            && term.token == token
+        {
+            term.working = true;
         }
     }
 
@@ -280,23 +306,31 @@ impl Machine {
             }
             State::Leading(term) => {
                 if self.in_flight.is_none() && now.at >= term.renew_at {
-                    term.held_until = now.at + self.timing.ttl;
-                    let until = match self.timing.renew_error {
-                        RenewError::Demote => term.deadline,
-                        RenewError::Retry => term.deadline.min(now.at + self.timing.retry_limit()),
-                    };
-                    let action = Action::Renew { token: term.token };
-                    self.send(now, action, until, out);
+                    self.send_renewal(now, false, out);
                 }
             }
             State::Leaving(_) | State::Stopped => {}
         }
     }
 
+    fn send_renewal(&mut self, now: Moment, early: bool, out: &mut Vec<Output>) {
+        let State::Leading(term) = &mut self.state else { return };
+        term.held_until = now.at + self.timing.ttl;
+        let until = match self.timing.renew_error {
+            RenewError::Demote if !early => term.deadline,
+            _ => term.deadline.min(now.at + self.timing.retry_limit()),
+        };
+        let action = Action::Renew { token: term.token };
+        self.send(now, action, until, out);
+        if let Some(request) = &mut self.in_flight {
+            request.early = early;
+        }
+    }
+
     fn send(&mut self, now: Moment, action: Action, until: Instant, out: &mut Vec<Output>) {
         self.last_op += 1;
         // The deadline of what is won counts from here, before anything of it is sent.
-        self.in_flight = Some(InFlight { op: self.last_op, action, sent_at: now.at });
+        self.in_flight = Some(InFlight { op: self.last_op, action, sent_at: now.at, early: false });
         out.push(Output::Send { op: self.last_op, action, until });
     }
 }

@@ -9,6 +9,7 @@ mod key;
 mod leadership;
 mod machine;
 mod options;
+mod status;
 mod store;
 mod term;
 
@@ -18,4 +19,5 @@ pub use error::{Error, ErrorKind, Operation};
 pub use event::{Demotion, Event, Leader, Reason};
 pub use leadership::Leadership;
 pub use options::RenewError;
+pub use status::{Counters, Inspection, Role, Status, inspect};
 pub use store::{LeaseStore, MemoryStore, RedisStore};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::clock::Instant;
 use super::error::Error;
 
 /// What the leader does when a renewal fails with an error. A "no" from the store always demotes.
@@ -23,6 +24,7 @@ pub(crate) struct Options {
     pub(crate) jitter: Duration,
     pub(crate) stop_margin: Option<Duration>,
     pub(crate) renew_error: RenewError,
+    pub(crate) lead_grace: Option<Duration>,
 }
 
 impl Default for Options {
@@ -33,6 +35,7 @@ impl Default for Options {
             jitter: Duration::from_millis(5),
             stop_margin: None,
             renew_error: RenewError::default(),
+            lead_grace: None,
         }
     }
 }
@@ -97,12 +100,17 @@ impl Options {
             stop_margin,
             call_limit: (ttl / 2).min(LONGEST_CALL),
             renew_error: self.renew_error,
-            lead_grace: ttl,
+            lead_grace: self.lead_grace.unwrap_or(ttl).min(LONGEST_WAIT),
         })
     }
 }
 
 impl Timing {
+    /// When the request was sent whose term is proved until then.
+    pub(crate) fn sent_at(&self, until: Instant) -> Instant {
+        until.saturating_sub(self.ttl - self.stop_margin)
+    }
+
     /// How long one renewal may take under [`RenewError::Retry`], so that several fit before the deadline.
     pub(crate) fn retry_limit(&self) -> Duration {
         (self.ttl / 6).clamp(Duration::from_millis(20), LONGEST_CALL)

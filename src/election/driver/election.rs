@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
 
-use super::{Command, ElectionId, Outlets};
+use super::{Command, ElectionId, Lead, Outlets};
 use crate::election::clock::Instant;
 use crate::election::error::{Error, Operation as Act};
 use crate::election::event::{Demotion, Event, Reason};
 use crate::election::key::{Group, InstanceId};
-use crate::election::leadership::Standing;
+use crate::election::leadership::{Leadership, Standing};
 use crate::election::machine::{Input, Machine, Moment, Output, Unreleased};
 use crate::election::options::Timing;
-use crate::election::store::Operation;
+use crate::election::status::{Inspection, Role, inspection, look};
+use crate::election::store::{Action, Answer, Operation, StoreError};
 
 /// A machine, in whose name operations are sent and events are told.
 pub(crate) struct Election {
@@ -24,10 +25,13 @@ pub(crate) struct Election {
     machine: Machine,
     standing: Arc<Standing>,
     outlets: Outlets,
+    lead: Lead,
     /// The token of the present term, and the sender whose loss is its lost-signal.
     term: Option<(u64, Sender<()>)>,
     /// Who waits for the way out of a term to be over.
     waiting: Vec<Sender<Result<(), Error>>>,
+    /// Whether lead work runs, of this term or an earlier one.
+    working: bool,
     /// How the last way out ended.
     outcome: Result<(), Error>,
     stopped: bool,
@@ -37,6 +41,8 @@ pub(crate) struct Election {
 pub(super) enum Order {
     Send { op: u64, until: Instant, operation: Operation },
     Shorten { op: u64, until: Instant },
+    /// Listen for wakes on another connection.
+    Listen,
 }
 
 impl Election {
@@ -47,9 +53,10 @@ impl Election {
         timing: Timing,
         standing: Arc<Standing>,
         outlets: Outlets,
+        lead: Lead,
     ) -> Self {
         let now = Moment { at: Instant::now(), dice: rand::random() };
-        let machine = Machine::new(id.clone(), timing, false, now);
+        let machine = Machine::new(id.clone(), timing, now);
         Self {
             number,
             group,
@@ -58,8 +65,10 @@ impl Election {
             machine,
             standing,
             outlets,
+            lead,
             term: None,
             waiting: Vec::new(),
+            working: false,
             outcome: Ok(()),
             stopped: false,
         }
@@ -67,6 +76,25 @@ impl Election {
 
     pub(super) fn number(&self) -> ElectionId {
         self.number
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The operation that asks who leads, and until when it may take.
+    pub(super) fn look(&self) -> (Operation, Instant) {
+        (look(&self.group), Instant::now() + self.timing.call_limit)
+    }
+
+    /// What the answer to it says.
+    pub(super) fn inspection(&self, result: Result<Answer, StoreError>) -> Result<Inspection, Error> {
+        inspection(&self.group, Some(result))
+    }
+
+    /// Tells that wakes cannot be heard.
+    pub(super) fn tell_of_wakes(&mut self, error: StoreError) {
+        self.tell_error(Error::store(Act::Wake, self.group.name(), error));
     }
 
     pub(super) fn wake_at(&self) -> Instant {
@@ -102,20 +130,54 @@ impl Election {
                 let stands = self.term.as_ref().is_some_and(|(term, _)| *term == token);
                 stands.then_some(Input::StepDown { pause: self.timing.wait })
             }
+            Command::LeadBegan { token, granted } => self.lead_began(token, &granted),
+            Command::LeadReturned { token, panic } => {
+                self.working = false;
+                if let Some(error) = panic {
+                    log::warn!("group {:?}: {error}", self.group.name());
+                    self.tell_error(error);
+                }
+                Some(Input::LeadReturned { token })
+            }
+            Command::Report(error) => {
+                log::warn!("group {:?}: {error}", self.group.name());
+                self.tell_error(error);
+                None
+            }
             Command::Stop => Some(Input::Stop),
+            // Not for the machine.
+            Command::Look { .. } => None,
         }
+    }
+
+    /// Lets lead work run on a thread of the user's, if the term stands and none runs.
+    fn lead_began(&mut self, token: u64, granted: &Sender<Result<(), Error>>) -> Option<Input> {
+        let stands = self.term.as_ref().is_some_and(|(term, _)| *term == token);
+        let answer = match stands {
+            true if self.working => Err(Error::works_already(token)),
+            true => Ok(()),
+            false => Err(Error::not_leading(token)),
+        };
+        let begins = answer.is_ok();
+        // The caller waits for the answer; one that has gone does not run anything.
+        let begins = granted.try_send(answer).is_ok() && begins;
+        self.working |= begins;
+        begins.then_some(Input::LeadBegan { token })
     }
 
     /// Gives the machine an input and does what it says, but for its orders about operations.
     pub(super) fn handle(&mut self, now: Moment, input: Input) -> Vec<Order> {
         let (mut outputs, mut orders) = (Vec::new(), Vec::new());
-        self.machine.handle(now, input, &mut outputs);
-        let mut lapsed = false;
-        for output in outputs {
-            lapsed |= self.apply(output, &mut orders);
+        if matches!(input, Input::Wake { .. }) {
+            self.standing.note(|status| status.counters.wakes += 1);
         }
-        if lapsed {
-            orders.extend(self.handle(Moment { at: Instant::now(), ..now }, Input::Lapsed));
+        self.machine.handle(now, input, &mut outputs);
+        let mut follow_up = None;
+        for output in outputs {
+            follow_up = self.apply(output, &mut orders).or(follow_up);
+        }
+        if let Some(input) = follow_up {
+            orders.extend(self.handle(Moment { at: Instant::now(), ..now }, input));
         }
         if self.machine.is_following() {
             self.answer_waiting(&Ok(()));
@@ -123,8 +185,8 @@ impl Election {
         orders
     }
 
-    /// Does one thing; true if the term has lapsed before it could be extended.
-    fn apply(&mut self, output: Output, orders: &mut Vec<Order>) -> bool {
+    /// Does one thing; what comes of it is for the machine again.
+    fn apply(&mut self, output: Output, orders: &mut Vec<Order>) -> Option<Input> {
         let group = self.group.name();
         match output {
             Output::Send { op, action, until } => {
@@ -132,6 +194,9 @@ impl Election {
                     "group {group:?}: {action:?} within {:?}",
                     until.saturating_duration_since(Instant::now())
                 );
+                if matches!(action, Action::Acquire { .. }) {
+                    self.standing.note(|status| status.counters.attempts += 1);
+                }
                 let (group, id, ttl) = (self.group.clone(), self.id.clone(), self.timing.ttl);
                 orders.push(Order::Send { op, until, operation: Operation { group, id, ttl, action } });
             }
@@ -140,16 +205,28 @@ impl Election {
                 log::info!("group {group:?}: promoted, token {token}");
                 let (sender, lost) = bounded(0);
                 let leadership = self.standing.begin(token, until, lost);
+                self.standing.note(|status| {
+                    status.counters.promotions += 1;
+                    status.renewed_at = Some(self.timing.sent_at(until));
+                });
                 self.term = Some((token, sender));
-                self.outlets.tell(&Event::Promoted(leadership));
+                self.outlets.tell(&Event::Promoted(leadership.clone()));
+                return self.begin_lead_work(token, leadership);
             }
             Output::Extended { until } => {
                 log::trace!("group {group:?}: renewed");
-                return !self.standing.extend(until);
+                if !self.standing.extend(until) {
+                    return Some(Input::Lapsed);
+                }
+                self.standing.note(|status| {
+                    status.counters.renewals += 1;
+                    status.renewed_at = Some(self.timing.sent_at(until));
+                });
             }
             Output::Demoted { token, reason } => self.demoted(token, reason),
             Output::Leader(leader) => {
                 log::debug!("group {group:?}: the leader is {leader:?}");
+                self.standing.note(|status| status.leader.clone_from(&leader));
                 self.outlets.tell(&Event::LeaderChanged(leader));
             }
             Output::Failed { operation, error } => self.tell_error(Error::store(operation, group, error)),
@@ -166,8 +243,10 @@ impl Election {
                     "group {group:?}: token {token} is {by:?} ahead of the store's time; a clock was wrong once"
                 );
             }
+            Output::Unheard => orders.push(Order::Listen),
             Output::Overrun { token, since } => {
-                self.tell_error(Error::overrun(group, token, since.elapsed()));
+                self.standing.note(|status| status.overrun = Some((token, since)));
+                self.tell_error(Error::overrun(token, since.elapsed()));
             }
             Output::Left { unreleased } => self.left(unreleased),
             Output::Stopped => {
@@ -176,12 +255,30 @@ impl Election {
                 self.standing.end(self.outcome.clone());
             }
         }
-        false
+        None
+    }
+
+    /// Starts the lead work of a term that has begun. Without it the term is of no use.
+    fn begin_lead_work(&mut self, token: u64, leadership: Leadership) -> Option<Input> {
+        match self.lead.begin(leadership, &self.standing.commands) {
+            Ok(begun) => {
+                self.working |= begun;
+                begun.then_some(Input::LeadBegan { token })
+            }
+            Err(error) => {
+                self.tell_error(error);
+                Some(Input::LeadReturned { token })
+            }
+        }
     }
 
     /// Ends the term: its validity first, then the lost-signal, then the telling.
     fn demoted(&mut self, token: u64, reason: Reason) {
         let at = self.standing.end_term();
+        self.standing.note(|status| {
+            status.counters.demotions += 1;
+            status.role = Role::Leaving;
+        });
         self.term = None;
         let group = self.group.name();
         match reason {
@@ -194,6 +291,10 @@ impl Election {
     }
 
     fn left(&mut self, unreleased: Option<Unreleased>) {
+        self.standing.note(|status| {
+            status.role = Role::Follower;
+            status.overrun = status.overrun.filter(|_| self.working);
+        });
         let outcome = unreleased.map_or(Ok(()), |unreleased| {
             let left = unreleased.until.saturating_duration_since(Instant::now());
             Err(Error::unreleased(self.group.name(), unreleased, left))
@@ -214,6 +315,11 @@ impl Election {
 
     fn tell_error(&mut self, error: Error) {
         log::debug!("{}", error.to_chain());
+        let now = Instant::now();
+        self.standing.note(|status| {
+            status.counters.errors += 1;
+            status.last_error = Some((error.clone(), now));
+        });
         self.outlets.tell(&Event::Error(error));
     }
 }

@@ -26,7 +26,7 @@ impl Machine {
         }
         match request.action {
             Action::Acquire { .. } => self.acquire_answered(now, request.sent_at, result, out),
-            Action::Renew { .. } => self.renew_answered(now, request.sent_at, result, out),
+            Action::Renew { .. } => self.renew_answered(now, &request, result, out),
             Action::Release { .. } => self.release_answered(now, result, out),
             Action::Look => {}
         }
@@ -78,7 +78,7 @@ impl Machine {
             return;
         }
         let renew_at = self.renew_at(now, sent_at);
-        self.state = State::Leading(Term { token, deadline, renew_at, held_until, failed: None });
+        self.state = State::Leading(Term { token, deadline, renew_at, held_until, working: false, failed: None });
         out.push(Output::Promoted { token, until: deadline });
         let id = self.id.as_str().to_owned();
         self.told(Some(Leader { id, token: Some(token) }), out);
@@ -108,12 +108,13 @@ impl Machine {
     fn renew_answered(
         &mut self,
         now: Moment,
-        sent_at: Instant,
+        request: &InFlight,
         result: Result<Answer, StoreError>,
         out: &mut Vec<Output>,
     ) {
+        let sent_at = request.sent_at;
         match &mut self.state {
-            State::Leading(_) => self.renew_answered_leading(now, sent_at, result, out),
+            State::Leading(_) => self.renew_answered_leading(now, request, result, out),
             State::Leaving(leaving) => match result {
                 Ok(Answer::Renewed { .. }) => {
                     leaving.next = match leaving.working {
@@ -141,10 +142,11 @@ impl Machine {
     fn renew_answered_leading(
         &mut self,
         now: Moment,
-        sent_at: Instant,
+        request: &InFlight,
         result: Result<Answer, StoreError>,
         out: &mut Vec<Output>,
     ) {
+        let sent_at = request.sent_at;
         let (deadline, renew_at) = (self.deadline(sent_at), self.renew_at(now, sent_at));
         let State::Leading(term) = &mut self.state else { return };
         match result {
@@ -163,6 +165,8 @@ impl Machine {
                 self.rest = Rest { until, firm: false };
                 self.gone(answer, out);
             }
+            // It asked early because something had happened; what counts is the one in time.
+            Err(_) if request.early => {}
             Err(error) => match self.timing.renew_error {
                 RenewError::Demote => {
                     self.leave(now, Reason::RenewError, out);
@@ -228,6 +232,13 @@ impl Machine {
 
     pub(super) fn told(&mut self, leader: Option<Leader>, out: &mut Vec<Output>) {
         if self.leader != leader {
+            // Another's lease passed on without a wake: a crash, or a connection that is half open. A Go
+            // instance, which has no token, never sends one.
+            let passed = self.leader.as_ref().filter(|last| last.id != self.id.as_str());
+            let wake = passed.and_then(|last| last.token);
+            if wake.is_some_and(|token| token != self.heard) {
+                out.push(Output::Unheard);
+            }
             self.leader.clone_from(&leader);
             out.push(Output::Leader(leader));
         }

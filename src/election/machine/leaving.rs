@@ -29,14 +29,14 @@ impl Machine {
     /// Ends the term that is led, if there is one: what happens next is the way out.
     pub(super) fn leave(&mut self, now: Moment, reason: Reason, out: &mut Vec<Output>) {
         let State::Leading(term) = &mut self.state else { return };
-        let (token, failed) = (term.token, term.failed.take());
+        let (token, working, failed) = (term.token, term.working, term.failed.take());
         let leaving = Leaving {
             token,
             since: now.at,
             reason,
             ours: reason != Reason::Lost,
             held_until: term.held_until,
-            working: self.has_lead_work.then_some(now.at + self.timing.lead_grace),
+            working: working.then_some(now.at + self.timing.lead_grace),
             overrun: false,
             next: now.at,
             failed: None,

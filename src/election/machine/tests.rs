@@ -34,12 +34,12 @@ struct Scene {
 
 impl Scene {
     fn new(timing: Timing) -> Self {
-        Self::with(timing, false, 0.0)
+        Self::with(timing, 0.0)
     }
 
-    fn with(timing: Timing, has_lead_work: bool, dice: f64) -> Self {
+    fn with(timing: Timing, dice: f64) -> Self {
         let now = Moment { at: Instant::from_millis(0), dice };
-        Self { machine: Machine::new("me".into(), timing, has_lead_work, now), dice, now: 0 }
+        Self { machine: Machine::new("me".into(), timing, now), dice, now: 0 }
     }
 
     /// Gives an input at a time; what follows must be exactly these lines.
@@ -112,6 +112,7 @@ fn shown(output: &Output) -> String {
         Output::Failed { operation, error } => format!("failed {operation}: {error}"),
         Output::Unending { holder } => format!("unending {holder}"),
         Output::FarAhead { token, by } => format!("token {token} ahead by {by:?}"),
+        Output::Unheard => "unheard".into(),
         Output::Overrun { token, since } => format!("overrun {token} since {}", until(since)),
         Output::Left { unreleased: None } => "left".into(),
         Output::Left { unreleased: Some(lease) } => {
@@ -176,14 +177,17 @@ fn step_down(pause: u64) -> Input {
 
 /// A machine that asked at 0 and was promoted at 10 ms with token 7.
 fn leading(timing: Timing) -> Scene {
-    leading_with(timing, false)
-}
-
-fn leading_with(timing: Timing, has_lead_work: bool) -> Scene {
-    let mut scene = Scene::with(timing, has_lead_work, 0.0);
+    let mut scene = Scene::with(timing, 0.0);
     scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
     let until = millis(Instant::from_millis(0) + (timing.ttl - timing.stop_margin)).expect("not never");
     scene.answer(10, won(7), &[&format!("promoted 7 until {until}"), "leader me 7"]);
+    scene
+}
+
+/// The same, with lead work that runs from then on.
+fn leading_with_work(timing: Timing) -> Scene {
+    let mut scene = leading(timing);
+    scene.at(10, Input::LeadBegan { token: 7 }, &[]);
     scene
 }
 
@@ -205,7 +209,7 @@ mod contending {
 
     #[test]
     fn begins_within_the_jitter() {
-        Scene::with(JITTER, false, 0.5).wakes(50, &["acquire attempt 1 floor 0 by 550"]);
+        Scene::with(JITTER, 0.5).wakes(50, &["acquire attempt 1 floor 0 by 550"]);
     }
 
     #[test]
@@ -216,7 +220,7 @@ mod contending {
 
     #[test]
     fn the_next_attempt_is_spread_by_the_jitter() {
-        let mut scene = Scene::with(JITTER, false, 0.25);
+        let mut scene = Scene::with(JITTER, 0.25);
         scene.wakes(25, &["acquire attempt 1 floor 0 by 525"]);
         scene.answer(30, held("other", 5, 400), &["leader other 5"]);
         scene.wakes(25 + 401 + 25, &["acquire attempt 2 floor 5 by 951"]);
@@ -268,9 +272,9 @@ mod contending {
     fn the_floor_is_the_highest_token_seen() {
         let mut scene = following(TIMING);
         scene.wakes(401, &["acquire attempt 2 floor 5 by 901"]);
-        scene.answer(410, held("third", 3, 100), &["leader third 3"]);
+        scene.answer(410, held("third", 3, 100), &["unheard", "leader third 3"]);
         scene.wakes(502, &["acquire attempt 3 floor 5 by 1002"]);
-        scene.answer(510, won(6), &["promoted 6 until 1452", "leader me 6"]);
+        scene.answer(510, won(6), &["promoted 6 until 1452", "unheard", "leader me 6"]);
     }
 
     #[test]
@@ -334,7 +338,7 @@ mod contending {
 
     #[test]
     fn a_failed_attempt_backs_off_with_full_jitter_and_doubles() {
-        let mut scene = Scene::with(TIMING, false, 0.5);
+        let mut scene = Scene::with(TIMING, 0.5);
         let (mut at, mut attempt) = (0, 0);
         for pause in [25, 50, 100, 200, 400, 600, 600, 600] {
             attempt += 1;
@@ -346,7 +350,7 @@ mod contending {
 
     #[test]
     fn a_hundred_failures_do_not_overflow_the_back_off() {
-        let mut scene = Scene::with(TIMING, false, 0.5);
+        let mut scene = Scene::with(TIMING, 0.5);
         let mut at = 0;
         for _ in 0..100 {
             at = millis(scene.machine.wake_at()).expect("it tries again").max(at);
@@ -362,7 +366,7 @@ mod contending {
 
     #[test]
     fn an_answer_ends_the_back_off() {
-        let mut scene = Scene::with(TIMING, false, 0.5);
+        let mut scene = Scene::with(TIMING, 0.5);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
         scene.answer(0, not_sent(), &["failed connect: oh"]);
         scene.wakes(25, &["acquire attempt 2 floor 0 by 525"]);
@@ -382,7 +386,7 @@ mod contending {
 
     #[test]
     fn a_wrong_node_backs_off_as_a_passing_error_does() {
-        let mut scene = Scene::with(TIMING, false, 0.5);
+        let mut scene = Scene::with(TIMING, 0.5);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
         scene.answer(10, wrong_node(), &["failed acquire: oh"]);
         scene.wakes(35, &["acquire attempt 2 floor 0 by 535"]);
@@ -390,7 +394,7 @@ mod contending {
 
     #[test]
     fn a_ghost_is_no_win_and_the_next_attempt_has_a_larger_number() {
-        let mut scene = Scene::with(TIMING, false, 0.5);
+        let mut scene = Scene::with(TIMING, 0.5);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
         let text = "failed acquire: the store has answered a later attempt of this instance already";
         scene.answer(10, Ok(Answer::Ghost), &[text]);
@@ -400,7 +404,7 @@ mod contending {
     #[test]
     fn an_answer_that_does_not_fit_is_no_win() {
         for answer in [Answer::Vacant, Answer::Released, Answer::Renewed { left: MS }] {
-            let mut scene = Scene::with(TIMING, false, 0.5);
+            let mut scene = Scene::with(TIMING, 0.5);
             scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
             scene.answer(10, Ok(answer), &["failed acquire: the store's answer does not fit an acquire"]);
         }
@@ -408,7 +412,7 @@ mod contending {
 
     #[test]
     fn the_own_leftover_of_a_lost_reply_is_a_new_term() {
-        let mut scene = Scene::with(TIMING, false, 0.5);
+        let mut scene = Scene::with(TIMING, 0.5);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
         scene.answer(500, unknown(), &["failed acquire: oh"]);
         scene.wakes(525, &["acquire attempt 2 floor 0 by 1025"]);
@@ -418,7 +422,7 @@ mod contending {
     #[test]
     fn a_wake_brings_the_next_attempt_forward() {
         following(TIMING).at(100, Input::Wake { token: 5 }, &["acquire attempt 2 floor 5 by 600"]);
-        let mut scene = Scene::with(JITTER, false, 0.5);
+        let mut scene = Scene::with(JITTER, 0.5);
         scene.wakes(50, &["acquire attempt 1 floor 0 by 550"]);
         scene.answer(60, held("other", 5, 900), &["leader other 5"]);
         scene.at(100, Input::Wake { token: 5 }, &[]).wakes(150, &["acquire attempt 2 floor 5 by 650"]);
@@ -439,6 +443,15 @@ mod contending {
         scene.answer(403, held("other", 5, 999), &["acquire attempt 3 floor 5 by 903"]);
         scene.answer(404, held("third", 6, 999), &["leader third 6"]);
         scene.wakes(403 + 1000, &["acquire attempt 4 floor 6 by 1903"]);
+    }
+
+    #[test]
+    fn a_lease_that_passes_on_without_a_wake_is_told() {
+        let mut scene = following(TIMING);
+        scene.wakes(401, &["acquire attempt 2 floor 5 by 901"]);
+        scene.answer(410, held("third", 6, 100), &["unheard", "leader third 6"]);
+        scene.at(420, Input::Wake { token: 6 }, &["acquire attempt 3 floor 6 by 920"]);
+        scene.answer(430, won(9), &["promoted 9 until 1370", "leader me 9"]);
     }
 
     #[test]
@@ -495,7 +508,7 @@ mod leading_a_term {
 
     #[test]
     fn the_renewal_is_spread_by_the_jitter() {
-        let mut scene = Scene::with(JITTER, false, 0.5);
+        let mut scene = Scene::with(JITTER, 0.5);
         scene.wakes(50, &["acquire attempt 1 floor 0 by 550"]);
         scene.answer(60, won(7), &["promoted 7 until 1000", "leader me 7"]);
         scene.wakes(600, &["renew 7 by 1000"]);
@@ -583,6 +596,34 @@ mod leading_a_term {
     #[test]
     fn a_wake_means_nothing_to_a_leader() {
         leading(TIMING).at(100, Input::Wake { token: 3 }, &[]).wakes(500, &["renew 7 by 950"]);
+    }
+
+    #[test]
+    fn asks_at_once_whether_it_still_leads_when_the_wake_connection_is_lost() {
+        let mut scene = leading(TIMING);
+        scene.at(100, Input::WakeLost, &["renew 7 by 266"]).at(101, Input::WakeLost, &[]);
+        scene.answer(110, renewed(), &["extended until 1050"]);
+        scene.wakes(600, &["renew 7 by 1050"]).at(601, Input::WakeLost, &[]);
+    }
+
+    #[test]
+    fn an_early_renewal_that_fails_leaves_it_to_the_one_in_time() {
+        let mut scene = leading(TIMING);
+        scene.at(100, Input::WakeLost, &["renew 7 by 266"]);
+        scene.answer(110, not_sent(), &[]).wakes(500, &["renew 7 by 950"]);
+        scene.answer(510, not_sent(), &["demoted 7 renew_error", "failed connect: oh", "release 7 by 1010"]);
+    }
+
+    #[test]
+    fn an_early_renewal_that_is_answered_with_a_no_ends_the_term() {
+        let mut scene = leading(TIMING);
+        scene.at(100, Input::WakeLost, &["renew 7 by 266"]);
+        scene.answer(110, held("other", 9, 300), &["demoted 7 lost", "leader other 9", "left"]);
+    }
+
+    #[test]
+    fn a_lost_wake_connection_means_nothing_to_a_follower() {
+        following(TIMING).at(100, Input::WakeLost, &[]).wakes(401, &["acquire attempt 2 floor 5 by 901"]);
     }
 
     #[test]
@@ -784,7 +825,7 @@ mod lead_work {
 
     #[test]
     fn is_waited_for_before_the_release_while_the_token_is_renewed() {
-        let mut scene = leading_with(LONGER, true);
+        let mut scene = leading_with_work(LONGER);
         scene.at(100, step_down(2000), &["demoted 7 stepped_down", "renew 7 by 300"]);
         scene.answer(110, renewed(), &[]);
         scene.at(250, Input::LeadReturned { token: 7 }, &["release 7 by 750"]);
@@ -793,7 +834,7 @@ mod lead_work {
 
     #[test]
     fn errors_of_those_renewals_change_nothing() {
-        let mut scene = leading_with(LONGER, true);
+        let mut scene = leading_with_work(LONGER);
         scene.wakes(600, &["renew 7 by 1140"]);
         scene.answer(610, unknown(), &["demoted 7 renew_error", "failed renew: oh", "renew 7 by 810"]);
         scene.answer(620, unknown(), &[]).wakes(670, &["renew 7 by 870"]);
@@ -804,7 +845,7 @@ mod lead_work {
 
     #[test]
     fn no_contending_while_it_runs_and_its_overrun_is_told_every_wait() {
-        let mut scene = leading_with(LONGER, true);
+        let mut scene = leading_with_work(LONGER);
         scene.at(100, step_down(0), &["demoted 7 stepped_down", "renew 7 by 300"]);
         scene.answer(110, renewed(), &[]);
         scene.wakes(400, &["overrun 7 since 100"]);
@@ -815,7 +856,7 @@ mod lead_work {
 
     #[test]
     fn after_a_loss_nothing_is_renewed_while_it_is_waited_for() {
-        let mut scene = leading_with(TIMING, true);
+        let mut scene = leading_with_work(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
         scene.answer(510, held("other", 9, 100), &["demoted 7 lost", "leader other 9"]);
         scene.wakes(810, &["overrun 7 since 510"]);
@@ -824,7 +865,7 @@ mod lead_work {
 
     #[test]
     fn that_returns_by_itself_ends_the_term_and_pauses_one_wait() {
-        let mut scene = leading_with(TIMING, true);
+        let mut scene = leading_with_work(TIMING);
         scene.at(100, Input::LeadReturned { token: 7 }, &["demoted 7 lead_ended", "release 7 by 600"]);
         scene.answer(110, Ok(Answer::Released), &["leader none", "left"]);
         scene.at(120, Input::Wake { token: 9 }, &[]).wakes(1300, &["acquire attempt 2 floor 7 by 1800"]);
@@ -832,13 +873,13 @@ mod lead_work {
 
     #[test]
     fn of_another_term_is_none_of_this_ones_business() {
-        let mut scene = leading_with(TIMING, true);
+        let mut scene = leading_with_work(TIMING);
         scene.at(100, Input::LeadReturned { token: 6 }, &[]).wakes(500, &["renew 7 by 950"]);
     }
 
     #[test]
     fn a_stop_waits_for_it_and_says_so_if_it_overruns() {
-        let mut scene = leading_with(LONGER, true);
+        let mut scene = leading_with_work(LONGER);
         scene.at(100, Input::Stop, &["demoted 7 stopped", "renew 7 by 300"]);
         scene.answer(110, renewed(), &[]);
         scene.wakes(400, &["overrun 7 since 100", "left unreleased 7 until 1300: overrun", "stopped"]);
@@ -847,7 +888,7 @@ mod lead_work {
 
     #[test]
     fn a_stop_releases_once_it_has_returned() {
-        let mut scene = leading_with(LONGER, true);
+        let mut scene = leading_with_work(LONGER);
         scene.at(100, Input::Stop, &["demoted 7 stopped", "renew 7 by 300"]);
         scene.answer(110, renewed(), &[]);
         scene.at(300, Input::LeadReturned { token: 7 }, &["release 7 by 800"]);
@@ -950,7 +991,7 @@ mod stopping {
 
     #[test]
     fn a_lost_reply_of_an_earlier_attempt_is_looked_for_too() {
-        let mut scene = Scene::with(TIMING, false, 0.5);
+        let mut scene = Scene::with(TIMING, 0.5);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
         scene.answer(500, unknown(), &["failed acquire: oh"]);
         scene.at(510, Input::Stop, &["release 0 by 1010"]);
@@ -968,7 +1009,7 @@ mod stopping {
 
     #[test]
     fn an_answered_attempt_settles_the_lost_reply_before_it() {
-        let mut scene = Scene::with(TIMING, false, 0.5);
+        let mut scene = Scene::with(TIMING, 0.5);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
         scene.answer(500, unknown(), &["failed acquire: oh"]);
         scene.wakes(525, &["acquire attempt 2 floor 0 by 1025"]);

@@ -7,7 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::election::clock::Instant;
+
+/// The longest single wait for a bell; who waits longer waits again.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The deadline of one batch: dial, handshake, redirects and replies together.
 #[derive(Debug)]
@@ -55,7 +60,7 @@ impl Bell {
         Ok((Self(Some(Arc::new(near))), BellEnd(far)))
     }
 
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         if let Some(stream) = &self.0 {
             // A full buffer means that it rings already.
             (&**stream).write_all(&[1]).ok();
@@ -68,6 +73,14 @@ impl Bell {
 pub(crate) struct BellEnd(UnixStream);
 
 impl BellEnd {
+    /// Waits for a ring, for `limit` at most, and takes it back.
+    pub(crate) fn wait(&self, limit: Duration) {
+        let timeout = Timespec::try_from(limit.min(LONGEST_WAIT)).expect("a day fits into a timespec");
+        // What interrupts it or ends it early makes the caller look again.
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout)).ok();
+        self.silence();
+    }
+
     /// Takes back every ring so far.
     pub(crate) fn silence(&self) {
         let mut rings = [0; 64];

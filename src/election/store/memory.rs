@@ -1,15 +1,17 @@
 //! The embedded store: leases in this process's memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::budget::BellEnd;
 use super::{
-    Action, Answer, Bell, Budget, Class, Holding, LeaseStore, Operation, Outcome, Session, StoreError, sealed,
+    Action, Answer, Bell, Budget, Class, Heard, Holding, LeaseStore, Listener, Operation, Outcome, Session,
+    StoreError, sealed,
 };
 use crate::election::clock::Instant;
-use crate::election::key::InstanceId;
+use crate::election::key::{Group as GroupName, InstanceId};
 use crate::election::term::{LONGEST_TOKEN, next_token};
 
 /// Leases kept in memory, shared by all clones of one store.
@@ -75,6 +77,81 @@ impl sealed::Open for MemoryStore {
     fn open(&self) -> std::io::Result<Box<dyn Session>> {
         Ok(Box::new(self.clone()))
     }
+
+    fn listen(&self) -> std::io::Result<Box<dyn Listener>> {
+        let (bell, end) = Bell::new()?;
+        let ear = Ear { wakes: Arc::default(), bell };
+        let listening = false;
+        Ok(Box::new(MemoryListener { store: self.clone(), ear, end, listening }))
+    }
+}
+
+/// Where a listener is told of releases.
+#[derive(Clone)]
+struct Ear {
+    wakes: Arc<Mutex<VecDeque<Heard>>>,
+    bell: Bell,
+}
+
+impl Ear {
+    /// How many wakes wait for a listener; one that is slower misses the oldest.
+    const WAKES: usize = 64;
+
+    fn wakes(&self) -> MutexGuard<'_, VecDeque<Heard>> {
+        self.wakes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, wake: Heard) {
+        let mut wakes = self.wakes();
+        if wakes.len() == Self::WAKES {
+            wakes.pop_front();
+        }
+        wakes.push_back(wake);
+        self.bell.ring();
+    }
+}
+
+struct MemoryListener {
+    store: MemoryStore,
+    ear: Ear,
+    end: BellEnd,
+    listening: bool,
+}
+
+impl Listener for MemoryListener {
+    fn next(&mut self, groups: &[GroupName], budget: &Budget) -> Result<Heard, StoreError> {
+        if !self.listening {
+            self.listening = true;
+            self.store.lock().ears.push(self.ear.clone());
+            return Ok(Heard::Listening);
+        }
+        while let Some(left) = budget.remaining() {
+            let heard = self.ear.wakes().pop_front();
+            match heard {
+                Some(Heard::Wake { lease, token }) if groups.iter().any(|group| group.lease() == lease) => {
+                    return Ok(Heard::Wake { lease, token });
+                }
+                Some(_) => {}
+                None => self.end.wait(left),
+            }
+        }
+        Ok(Heard::Nothing)
+    }
+
+    fn reset(&mut self) {
+        self.listening = false;
+        self.store.lock().ears.retain(|ear| !Arc::ptr_eq(&ear.wakes, &self.ear.wakes));
+    }
+
+    fn bell(&self) -> Bell {
+        self.ear.bell.clone()
+    }
+}
+
+impl Drop for MemoryListener {
+    fn drop(&mut self) {
+        self.reset();
+    }
 }
 
 impl Session for MemoryStore {
@@ -101,6 +178,7 @@ impl Session for MemoryStore {
 #[derive(Default)]
 struct Shared {
     groups: HashMap<String, Group>,
+    ears: Vec<Ear>,
     manual: Option<Duration>,
 }
 
@@ -142,6 +220,8 @@ impl Shared {
             }
             Action::Release { token } if group.is_held(&operation.id, token) => {
                 group.lease = None;
+                let lease = operation.group.lease().to_owned();
+                self.ears.iter().for_each(|ear| ear.tell(Heard::Wake { lease: lease.clone(), token }));
                 Ok(Answer::Released)
             }
             Action::Renew { .. } | Action::Release { .. } | Action::Look => Ok(group.look(now)),

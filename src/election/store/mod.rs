@@ -32,6 +32,9 @@ pub(crate) mod sealed {
     pub trait Open: Send + 'static {
         /// A new session, to be owned by one thread. It fails where the system refuses a descriptor.
         fn open(&self) -> std::io::Result<Box<dyn super::Session>>;
+
+        /// A new listener, to be owned by one thread. As above.
+        fn listen(&self) -> std::io::Result<Box<dyn super::Listener>>;
     }
 }
 
@@ -50,6 +53,41 @@ pub trait Session: Send {
     fn lookups(&self) -> Lookups {
         Lookups::default()
     }
+}
+
+/// One thread's ear for the wakes of groups.
+pub trait Listener: Send {
+    /// Waits for what happens next to these groups, or for the end of the budget.
+    ///
+    /// It connects first if it has to. An error says that it does not listen any more.
+    fn next(&mut self, groups: &[Group], budget: &Budget) -> Result<Heard, StoreError>;
+
+    /// Listens anew, on another connection, from the next call on.
+    fn reset(&mut self);
+
+    /// What interrupts this listener's waits when a budget is shortened.
+    fn bell(&self) -> Bell;
+
+    /// As [`Session::lookups`].
+    fn lookups(&self) -> Lookups {
+        Lookups::default()
+    }
+}
+
+/// What a [`Listener`] heard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// It listens from now on; what was told before is lost.
+    Listening,
+    /// The lease with this key was released by the term with this token.
+    Wake {
+        /// The lease key.
+        lease: String,
+        /// The token of the term that released it.
+        token: u64,
+    },
+    /// Nothing until the budget's end.
+    Nothing,
 }
 
 /// Counts the threads of one session that look up a name. Clones share the count.

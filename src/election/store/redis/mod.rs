@@ -6,6 +6,7 @@
 mod dial;
 mod fault;
 mod frame;
+mod listener;
 mod resolve;
 mod script;
 mod session;
@@ -17,9 +18,10 @@ mod wire;
 use std::io;
 use std::net::SocketAddr;
 
-use super::{LeaseStore, Session, sealed};
+use super::{LeaseStore, Listener, Session, sealed};
 use crate::election::error::Error;
 use dial::Dialer;
+use listener::RedisListener;
 use resolve::Resolver;
 use session::RedisSession;
 use url::Target;
@@ -92,5 +94,10 @@ impl sealed::Open for RedisStore {
     fn open(&self) -> io::Result<Box<dyn Session>> {
         let dialer = Dialer::new(self.target.clone(), self.resolver.clone());
         Ok(Box::new(RedisSession::new(dialer)?))
+    }
+
+    fn listen(&self) -> io::Result<Box<dyn Listener>> {
+        let dialer = Dialer::new(self.target.clone(), self.resolver.clone());
+        Ok(Box::new(RedisListener::new(dialer)?))
     }
 }

@@ -70,7 +70,7 @@ impl<'a> Patience<'a> {
     }
 
     /// This much, if there is that much left.
-    fn at_most(&self, limit: Duration) -> Self {
+    pub(super) fn at_most(&self, limit: Duration) -> Self {
         let now = Instant::now();
         Self { began: now, until: self.until.min(now + limit), ..*self }
     }
@@ -210,17 +210,26 @@ impl Wire {
 
     /// The next reply. What a server pushes without being asked is passed over.
     pub(super) fn receive(&mut self, patience: &Patience<'_>) -> Result<Value, Broken> {
+        loop {
+            match self.receive_any(patience)? {
+                Value::Push { .. } => {}
+                value => return Ok(value),
+            }
+        }
+    }
+
+    /// The next value, whether it was asked for or pushed.
+    pub(super) fn receive_any(&mut self, patience: &Patience<'_>) -> Result<Value, Broken> {
         let mut scanner = Scanner::default();
         loop {
             if let Some(length) = scanner.scan(&self.inbox).map_err(Broken::Garbage)? {
                 let value = redis::parse_redis_value(&self.inbox[..length])
                     .map_err(|_| Broken::Garbage("a malformed reply"))?;
                 self.inbox.drain(..length);
-                match value {
-                    Value::Push { .. } => scanner = Scanner::default(),
-                    Value::Attribute { data, .. } => return Ok(*data),
-                    value => return Ok(value),
-                }
+                return Ok(match value {
+                    Value::Attribute { data, .. } => *data,
+                    value => value,
+                });
             } else {
                 // Waiting first also bounds a server that sends without end.
                 patience.readable(&self.socket)?;
