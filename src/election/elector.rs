@@ -175,9 +175,9 @@ impl Elector {
         }
         let left = usize::from(driver.is_some()) * self.own_threads.len() + self.lookups.running();
         match self.standing.ended() {
-            Some(Ok(())) if left > 0 => Err(Error::threads_left(self.group.name(), left)),
-            None => Err(Error::threads_left(self.group.name(), left)),
-            Some(outcome) => outcome,
+            Some(Err(error)) if left == 0 || error.kind() == ErrorKind::Dead => Err(error),
+            Some(Ok(())) if left == 0 => Ok(()),
+            outcome => Err(Error::threads_left(self.group.name(), left, outcome.and_then(Result::err))),
         }
     }
 

@@ -157,11 +157,11 @@ impl Error {
         Self::new(ErrorKind::Overrun, message)
     }
 
-    /// Threads still run at the end of a stop.
-    pub(crate) fn threads_left(group: &str, threads: usize) -> Self {
+    /// Threads still run at the end of a stop, which may have gone wrong otherwise, too.
+    pub(crate) fn threads_left(group: &str, threads: usize, stop: Option<Self>) -> Self {
         let message =
             format!("stopped the elector of group {group:?}, but {threads} of its threads still run");
-        Self::new(ErrorKind::Overrun, message)
+        Self::build(ErrorKind::Overrun, None, message, stop.map(|error| Arc::new(error) as Source))
     }
 
     /// A lease was left to expire.
