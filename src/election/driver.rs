@@ -1,7 +1,7 @@
 //! The threads of an election, and what passes between them.
 //!
 //! The driver's thread owns the machines and sleeps in one place. It does no I/O and runs no user
-//! code, so nothing that hangs can delay a demotion. The I/O thread owns the session with the store.
+//! code but the program's logger, so nothing else that hangs can delay a demotion. The I/O thread owns the session with the store.
 //! One driver runs any number of elections over one session; their operations go in batches.
 
 mod election;
@@ -23,13 +23,17 @@ pub(crate) use outlets::{Inlets, Outlets, SUBSCRIPTION};
 use super::clock::Instant;
 use super::error::Error;
 use super::event::Event;
+use super::leadership::Standing;
 use super::machine::{Input, Moment};
-use super::store::{Answer, Bell, Budget, Operation, Session, StoreError};
+use super::store::{Answer, Bell, Budget, Class, Operation, Outcome, Session, StoreError};
 use election::Order;
 use io::Batch;
 
-/// How many messages may wait for the driver; who sends more waits for it, and it never waits long.
+/// How many messages may wait for the driver; who sends more waits for it.
 const INBOX: usize = 1024;
+/// The longest wait to send a command. The driver takes one in microseconds, unless the program's logger
+/// holds it up.
+const SEND_LIMIT: Duration = Duration::from_secs(1);
 /// How often a subscription that is behind is looked at, beside each event: nothing else tells that
 /// a listener reads again.
 const LAG_CHECK: Duration = Duration::from_millis(100);
@@ -54,7 +58,7 @@ pub(crate) enum Message {
 /// What a user asks of an election.
 pub(crate) enum Command {
     /// Send events there, beginning with the present state.
-    Subscribe(Sender<Event>),
+    Subscribe(Subscriber),
     /// Give leadership up, and tell when the way out is over.
     StepDown { pause: Duration, done: Sender<Result<(), Error>> },
     /// Give this term up.
@@ -63,10 +67,30 @@ pub(crate) enum Command {
     Stop,
 }
 
-impl Command {
-    /// The election has stopped: a new subscription is told that, and nobody waits.
-    fn came_late(self) {
-        if let Self::Subscribe(sender) = self {
+/// The sending end of a new subscription.
+///
+/// If it is dropped on its way to an election, because that has stopped, its listener is told so.
+pub(crate) struct Subscriber {
+    sender: Option<Sender<Event>>,
+    standing: Arc<Standing>,
+}
+
+impl Subscriber {
+    pub(crate) fn new(sender: Sender<Event>, standing: Arc<Standing>) -> Self {
+        Self { sender: Some(sender), standing }
+    }
+
+    /// The sender, for an election that goes on.
+    fn take(mut self) -> Option<Sender<Event>> {
+        self.sender.take()
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        if let Some(sender) = self.sender.take()
+            && self.standing.has_stopped()
+        {
             // The channel is new; what can fail is that nobody listens.
             sender.try_send(Event::Stopped).ok();
         }
@@ -81,9 +105,10 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// Sends a command; false if the driver has ended.
-    pub(crate) fn send(&self, command: Command) -> bool {
-        self.inbox.send(Message::Command(self.election, command)).is_ok()
+    /// Sends a command. One that does not arrive, because the driver has ended or is held up, is dropped,
+    /// which tells whoever waits for its answer.
+    pub(crate) fn send(&self, command: Command) {
+        self.inbox.send_timeout(Message::Command(self.election, command), SEND_LIMIT).ok();
     }
 
     /// Gives the term with this token up.
@@ -144,16 +169,15 @@ impl Driver {
         self.inbox.send(Message::Close).ok();
     }
 
-    /// Waits for both threads to end; gives itself back if they still run at the end of `limit`.
-    pub(crate) fn join(self, limit: Duration) -> Result<(), Self> {
-        match self.ended.recv_timeout(limit) {
-            Err(RecvTimeoutError::Timeout) => Err(self),
-            // A panic has been told to every election already.
-            _ => {
-                self.thread.join().ok();
-                Ok(())
-            }
-        }
+    /// Disconnects when both threads have ended, so that [`join`](Self::join) takes no time.
+    pub(crate) fn ended(&self) -> Receiver<()> {
+        self.ended.clone()
+    }
+
+    /// Waits for both threads to end.
+    pub(crate) fn join(self) {
+        // A panic has been told to every election already.
+        self.thread.join().ok();
     }
 }
 
@@ -225,11 +249,8 @@ impl Loop {
             self.call_due();
             self.dispatch();
         }
-        for message in self.messages.try_iter() {
-            if let Message::Command(_, command) = message {
-                command.came_late();
-            }
-        }
+        // Nobody may wait to send something to this thread while it waits for them.
+        drop(self.messages);
         // Losing its sender ends the I/O thread, after a batch whose budget is about to end.
         drop(self.batches);
         io.join().ok();
@@ -257,7 +278,8 @@ impl Loop {
                         self.call(id, input);
                     }
                 }
-                None => command.came_late(),
+                // It has stopped. What it drops here tells whoever waits for it.
+                None => drop(command),
             },
             Message::Answers(results) => {
                 let requests = self.flight.take().map_or_else(Vec::new, |flight| flight.requests);
@@ -265,10 +287,8 @@ impl Loop {
                     self.call(request.election, Input::Answer { op: request.op, result });
                 }
             }
-            Message::IoEnded => {
-                log::error!("the I/O thread of an elector has panicked; its elections end");
-                return false;
-            }
+            // What this thread drops as it ends tells everybody.
+            Message::IoEnded => return false,
         }
         true
     }
@@ -299,6 +319,8 @@ impl Loop {
         }
         if election.has_stopped() {
             self.elections.remove(&id);
+            // Nothing is sent any more in the name of an instance that has stopped.
+            self.waiting.retain(|(request, _)| request.election != id);
         } else {
             self.alarms.insert((wake_at, id));
         }
@@ -329,7 +351,17 @@ impl Loop {
 
     /// Gives the I/O thread what has been waiting for it.
     fn dispatch(&mut self) {
-        if self.flight.is_some() || self.waiting.is_empty() {
+        if self.flight.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(late) = self.waiting.iter().position(|(request, _)| request.until <= now) {
+            // It waited for a batch that took longer than its own time.
+            let (request, _) = self.waiting.remove(late);
+            let error = StoreError::new(Outcome::NotSent, Class::Passing, "the store was busy for too long");
+            self.call(request.election, Input::Answer { op: request.op, result: Err(error) });
+        }
+        if self.waiting.is_empty() {
             return;
         }
         let (requests, operations): (Vec<_>, Vec<_>) = self.waiting.drain(..).unzip();

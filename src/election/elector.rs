@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
-use super::driver::{Command, Driver, Election, Inlets, Outlets, SUBSCRIPTION, longest_way_out};
+use super::driver::{Command, Driver, Election, Inlets, Outlets, SUBSCRIPTION, Subscriber, longest_way_out};
 use super::error::{Error, ErrorKind};
 use super::event::{Demotion, Event};
 use super::key::{Group, InstanceId};
@@ -93,10 +93,8 @@ impl Elector {
     #[must_use]
     pub fn events(&self) -> Receiver<Event> {
         let (sender, receiver) = bounded(SUBSCRIPTION);
-        if !self.standing.commands.send(Command::Subscribe(sender.clone())) && self.has_stopped() {
-            // The channel is new, so there is room; and this function holds the other end.
-            sender.try_send(Event::Stopped).ok();
-        }
+        let subscriber = Subscriber::new(sender, Arc::clone(&self.standing));
+        self.standing.commands.send(Command::Subscribe(subscriber));
         receiver
     }
 
@@ -155,7 +153,8 @@ impl Elector {
     ///
     /// It blocks for two call limits (at most 4 s) at most; with a store that answers, for about a
     /// round trip. After it has returned nothing more is sent in this instance's name. It may be
-    /// called from any thread, more than once and at the same time; every call returns the same.
+    /// called from any thread, more than once and at the same time; later calls return what the first
+    /// did, but that threads may have ended meanwhile. On a thread of the elector itself it returns at once.
     ///
     /// # Errors
     ///
@@ -168,17 +167,34 @@ impl Elector {
         if self.is_own_thread() {
             return Ok(());
         }
-        let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
-        let limit = longest_way_out(&self.timing) + SLACK;
-        if let Some(Err(running)) = driver.take().map(|driver| driver.join(limit)) {
-            *driver = Some(running);
-        }
-        let left = usize::from(driver.is_some()) * self.own_threads.len() + self.lookups.running();
+        let left = self.join(longest_way_out(&self.timing) + SLACK) + self.lookups.running();
+        let threads_left = |stop| Error::threads_left(self.group.name(), left, stop);
         match self.standing.ended() {
             Some(Err(error)) if left == 0 || error.kind() == ErrorKind::Dead => Err(error),
             Some(Ok(())) if left == 0 => Ok(()),
-            outcome => Err(Error::threads_left(self.group.name(), left, outcome.and_then(Result::err))),
+            Some(outcome) => Err(threads_left(outcome.err())),
+            None => {
+                // The driver is held up. Whatever it does later, this instance does not lead.
+                let error = threads_left(None);
+                self.standing.end(Err(error.clone()));
+                Err(error)
+            }
         }
+    }
+
+    /// Waits for the threads to end, and says how many have not at the end of `limit`.
+    fn join(&self, limit: Duration) -> usize {
+        let driver = || self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        // Waited for without the lock, so that calls at the same time all wait for no longer than this.
+        let ended = driver().as_ref().map(Driver::ended);
+        let running = ended.is_some_and(|ended| ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout));
+        if running {
+            return self.own_threads.len();
+        }
+        if let Some(driver) = driver().take() {
+            driver.join();
+        }
+        0
     }
 
     /// The id of this instance: the lease's value while it leads.
@@ -204,12 +220,8 @@ impl Elector {
         self.own_threads.contains(&thread::current().id())
     }
 
-    fn has_stopped(&self) -> bool {
-        matches!(self.standing.ended(), Some(outcome) if outcome.as_ref().err().map(Error::kind) != Some(ErrorKind::Dead))
-    }
-
     fn end_error(&self) -> Error {
-        if self.has_stopped() { Error::stopped() } else { Error::dead() }
+        if self.standing.has_stopped() { Error::stopped() } else { Error::dead() }
     }
 }
 

@@ -7,7 +7,7 @@ use crossbeam_channel::{Sender, bounded};
 
 use super::{Command, ElectionId, Outlets};
 use crate::election::clock::Instant;
-use crate::election::error::{Error, Operation as Act};
+use crate::election::error::Error;
 use crate::election::event::{Demotion, Event, Reason};
 use crate::election::key::{Group, InstanceId};
 use crate::election::leadership::Standing;
@@ -90,8 +90,10 @@ impl Election {
     /// What a command means to the machine, if it concerns it.
     pub(super) fn command(&mut self, command: Command) -> Option<Input> {
         match command {
-            Command::Subscribe(sender) => {
-                self.outlets.subscribe(sender);
+            Command::Subscribe(subscriber) => {
+                if let Some(sender) = subscriber.take() {
+                    self.outlets.subscribe(sender);
+                }
                 None
             }
             Command::StepDown { pause, done } => {
@@ -117,7 +119,7 @@ impl Election {
         if lapsed {
             orders.extend(self.handle(Moment { at: Instant::now(), ..now }, Input::Lapsed));
         }
-        if self.machine.is_following() {
+        if self.machine.is_settled() {
             self.answer_waiting(&Ok(()));
         }
         orders
@@ -137,29 +139,31 @@ impl Election {
             }
             Output::Shorten { op, until } => orders.push(Order::Shorten { op, until }),
             Output::Promoted { token, until } => {
-                log::info!("group {group:?}: promoted, token {token}");
                 let (sender, lost) = bounded(0);
                 let leadership = self.standing.begin(token, until, lost);
                 self.term = Some((token, sender));
                 self.outlets.tell(&Event::Promoted(leadership));
+                log::info!("group {group:?}: promoted, token {token}");
             }
             Output::Extended { until } => {
+                let extended = self.standing.extend(until);
                 log::trace!("group {group:?}: renewed");
-                return !self.standing.extend(until);
+                return !extended;
             }
             Output::Demoted { token, reason } => self.demoted(token, reason),
             Output::Leader(leader) => {
-                log::debug!("group {group:?}: the leader is {leader:?}");
-                self.outlets.tell(&Event::LeaderChanged(leader));
+                let event = Event::LeaderChanged(leader);
+                self.outlets.tell(&event);
+                log::debug!("group {group:?}: {event:?}");
             }
             Output::Failed { operation, error } => self.tell_error(Error::store(operation, group, error)),
-            Output::Unending { holder } => {
+            Output::Unending { operation, holder } => {
                 let message = format!(
                     "the lease of group {group:?} is held by {holder} without an expiry, so it never ends; \
                      delete the key {} if nobody needs it",
                     self.group.lease(),
                 );
-                self.tell_error(Error::refused(Act::Acquire, message));
+                self.tell_error(Error::refused(operation, message));
             }
             Output::FarAhead { token, by } => {
                 log::warn!(
@@ -183,6 +187,7 @@ impl Election {
     fn demoted(&mut self, token: u64, reason: Reason) {
         let at = self.standing.end_term();
         self.term = None;
+        self.outlets.tell(&Event::Demoted(Demotion { token, reason, at }));
         let group = self.group.name();
         match reason {
             Reason::SteppedDown | Reason::Stopped => {
@@ -190,7 +195,6 @@ impl Election {
             }
             _ => log::warn!("group {group:?}: demoted, token {token}: {reason}"),
         }
-        self.outlets.tell(&Event::Demoted(Demotion { token, reason, at }));
     }
 
     fn left(&mut self, unreleased: Option<Unreleased>) {
@@ -213,26 +217,23 @@ impl Election {
     }
 
     fn tell_error(&mut self, error: Error) {
+        self.outlets.tell(&Event::Error(error.clone()));
         log::debug!("{}", error.to_chain());
-        self.outlets.tell(&Event::Error(error));
     }
 }
 
 impl Drop for Election {
     /// An election that ends without having stopped has lost its thread: nobody renews any more.
     fn drop(&mut self) {
-        if !self.stopped {
-            log::error!(
-                "group {:?}: the driver of the election has died; it leads no more",
-                self.group.name()
-            );
-        }
         self.standing.end(Err(Error::dead()));
+        if !self.stopped {
+            log::error!("group {:?}: a thread of the election has died; it leads no more", self.group.name());
+        }
     }
 }
 
-/// The longest that the way out of a term takes: the lead work's grace, and one call limit each for
-/// the operation in flight and for the release.
+/// The longest that the way out of a term takes: one call limit each for the operation in flight and
+/// for the release.
 pub(crate) fn longest_way_out(timing: &Timing) -> Duration {
-    timing.lead_grace + timing.call_limit * 2
+    timing.call_limit * 2
 }

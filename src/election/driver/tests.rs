@@ -28,6 +28,8 @@ enum Fault {
     /// Waits until its budget has ended.
     Hang,
     Panic,
+    /// Waits until the sender is dropped, whatever its budget says.
+    Stuck(Receiver<()>),
     /// Drops this elector on the I/O thread.
     Drop(Box<Elector>),
 }
@@ -66,6 +68,11 @@ impl Session for RiggedSession {
         let fault = self.store.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         match fault {
             None => self.store.memory.execute(batch, budget),
+            Some(Fault::Stuck(freed)) => {
+                self.store.caught.store(true, Ordering::Release);
+                freed.recv().expect_err("nothing is sent");
+                self.store.memory.execute(batch, budget)
+            }
             Some(Fault::Panic) => panic!("the store was rigged to panic"),
             Some(Fault::Drop(elector)) => {
                 drop(elector);
@@ -163,6 +170,71 @@ fn a_stop_shortens_the_operation_that_hangs() {
     let from = Instant::now();
     elector.stop().ok();
     assert!(from.elapsed() < Duration::from_secs(5), "the attempt had two seconds: {:?}", from.elapsed());
+}
+
+#[test]
+fn stops_of_a_stuck_elector_are_bounded_together_and_say_that_it_leads_no_more() {
+    let store = Rigged::new();
+    let elector = Arc::new(builder(store.clone()).start().expect("good options"));
+    let leadership = elector.wait_for_leadership(CAP).expect("leads");
+    let (free, freed) = bounded(0);
+    store.rig(Fault::Stuck(freed));
+    store.wait_until_caught();
+    let from = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(elector.stop().expect_err("stuck").kind(), ErrorKind::Overrun));
+        }
+    });
+    // Two call limits and the slack are 0.9 s; one after the other they would take four times that.
+    assert!(from.elapsed() < Duration::from_secs(2), "{:?}", from.elapsed());
+    assert!(!elector.is_leader() && !leadership.is_valid());
+
+    // Nobody is held up by the threads that are left, whatever is sent to them.
+    let subscriptions: Vec<_> = (0..2 * INBOX).map(|_| elector.events()).collect();
+    drop(free);
+    for events in subscriptions {
+        events.iter().for_each(drop);
+    }
+    eventually(|| elector.stop().is_ok());
+}
+
+#[test]
+fn nothing_is_sent_in_the_name_of_an_instance_that_has_stopped() {
+    let store = Rigged::new();
+    let (free, freed) = bounded(0);
+    store.rig(Fault::Stuck(freed));
+    let driver = Driver::start(sealed::Open::open(&store).expect("a descriptor")).expect("two threads");
+    let timing = Options::default().check().expect("good options");
+    let start = |number: u64| {
+        let group = Group::new(&format!("group {number}")).expect("a good name");
+        let id = InstanceId::random(None).expect("an id");
+        let standing = Arc::new(Standing::new(driver.commands(number)));
+        let (outlets, _) = Outlets::new();
+        driver.add(Election::new(number, group.clone(), id, timing, Arc::clone(&standing), outlets));
+        (group, standing)
+    };
+    let (_, busy) = start(0);
+    store.wait_until_caught();
+    let (group, standing) = start(1);
+    // Its attempt waits behind the one that is stuck.
+    thread::sleep(timing.jitter + Duration::from_millis(20));
+    driver.commands(1).send(Command::Stop);
+    eventually(|| standing.ended().is_some());
+    drop(free);
+    busy.wait(Some(CAP)).expect("leads");
+    let look = Operation {
+        group,
+        id: InstanceId::from(""),
+        ttl: Duration::ZERO,
+        action: crate::election::store::Action::Look,
+    };
+    let budget = Budget::new(Instant::NEVER, &Bell::default());
+    let answer = store.memory.clone().execute(&[look], &budget).pop().expect("one result");
+    assert_eq!(answer.expect("the memory answers"), Answer::Vacant);
+    driver.close();
+    driver.commands(0).send(Command::Stop);
+    driver.join();
 }
 
 #[test]
@@ -299,7 +371,9 @@ fn a_hundred_elections_share_one_connection_and_one_of_them_fails_alone() {
     for (number, _) in elections.iter().enumerate() {
         driver.commands(number as u64).send(Command::Stop);
     }
-    driver.join(CAP).expect("both threads end");
+    let ended = driver.ended().recv_timeout(CAP);
+    assert!(ended.is_err_and(|error| error.is_disconnected()), "both threads end");
+    driver.join();
     for (standing, _) in &elections {
         standing.ended().expect("stopped").expect("released");
     }
