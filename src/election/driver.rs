@@ -319,8 +319,6 @@ impl Loop {
         }
         if election.has_stopped() {
             self.elections.remove(&id);
-            // Nothing is sent any more in the name of an instance that has stopped.
-            self.waiting.retain(|(request, _)| request.election != id);
         } else {
             self.alarms.insert((wake_at, id));
         }
@@ -356,7 +354,7 @@ impl Loop {
         }
         let now = Instant::now();
         while let Some(late) = self.waiting.iter().position(|(request, _)| request.until <= now) {
-            // It waited for a batch that took longer than its own time.
+            // It waited for a batch that took longer than its own time. Its instance may have stopped since.
             let (request, _) = self.waiting.remove(late);
             let error = StoreError::new(Outcome::NotSent, Class::Passing, "the store was busy for too long");
             self.call(request.election, Input::Answer { op: request.op, result: Err(error) });
