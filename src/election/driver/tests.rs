@@ -222,8 +222,12 @@ fn nothing_is_sent_in_the_name_of_an_instance_that_has_stopped() {
     thread::sleep(timing.jitter + Duration::from_millis(20));
     driver.commands(1).send(Command::Stop);
     eventually(|| standing.ended().is_some());
+    // A third one's attempt, which still has time, goes in the next batch: the second one's must not.
+    let third = start(2);
+    thread::sleep(timing.jitter + Duration::from_millis(20));
     drop(free);
     busy.wait(Some(CAP)).expect("leads");
+    third.wait(Some(CAP)).expect("leads");
     // By then the other one has renewed, so what was waiting has been sent, if it was.
     thread::sleep(timing.ttl);
     assert!(busy.is_leader());
@@ -234,6 +238,7 @@ fn nothing_is_sent_in_the_name_of_an_instance_that_has_stopped() {
     );
     driver.close();
     driver.commands(0).send(Command::Stop);
+    driver.commands(2).send(Command::Stop);
     driver.join();
 }
 
