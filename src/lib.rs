@@ -45,7 +45,7 @@
 //!
 //! | name | what it does | when it ends |
 //! |---|---|---|
-//! | `tr-driver` | decides, keeps time, sends events; never does I/O, never runs user code | with [`stop`](election::Elector::stop) or the drop of the elector |
+//! | `tr-driver` | decides, keeps time, sends events; never does I/O, runs no code of the user's but the logger | with [`stop`](election::Elector::stop) or the drop of the elector |
 //! | `tr-io` | talks to the store, one operation at a time, each within its limit | before `tr-driver` |
 //! | `tr-lookup` | one look-up of the server's name, for each connection that is dialled | with the look-up, which nothing can end earlier |
 //!
@@ -66,10 +66,13 @@
 //! | level | what |
 //! |---|---|
 //! | error | a thread of an elector has died |
-//! | warn | a demotion that nobody asked for; a token far ahead of the store's time |
+//! | warn | a demotion that nobody asked for; a dropped elector that could not stop cleanly; a token far ahead of the store's time; a server whose role is not known |
 //! | info | promoted, and demoted on request |
 //! | debug | failed attempts, reconnects, another leader |
 //! | trace | each operation |
+//!
+//! A logger that blocks holds the election up, as it would any thread. It does not touch the proof, which
+//! ends at its deadline all the same.
 //!
 //! # Features
 //!

@@ -383,13 +383,7 @@ fn a_lease_without_expiry_is_a_configuration_error_that_names_key_and_holder() {
     admin.command(&["SET", &key, "forever"]);
     let started = Instant::now();
     let elector = builder(&server.url(), &group).wait(wait).start().expect("good options");
-    expect_configuration_errors(
-        &elector,
-        started,
-        wait,
-        1..=3,
-        &["held by forever without an expiry"],
-    );
+    expect_configuration_errors(&elector, started, wait, 1..=3, &["held by forever without an expiry"]);
     expect_configuration_errors(&elector, started, wait, 4..=5, &[&key]);
     let sent = calls(&mut admin, "eval");
     let most = (started.elapsed().as_millis() / wait.as_millis()) as u32 + 2;
@@ -410,7 +404,7 @@ fn two_databases_elect_separately_and_a_key_appears_in_its_own_only() {
     // A connection may be killed while it is in use, and that is a renewal error.
     let electors = ["0", "3"].map(|database| {
         builder(&format!("{}{database}", server.url()), &group)
-            .ttl(1000 * MS)
+            .ttl(3000 * MS)
             .renew_error(RenewError::Retry)
             .start()
             .expect("good options")

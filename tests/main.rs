@@ -5,6 +5,7 @@
 
 mod support;
 
+mod command_line;
 mod harness;
 mod interop;
 mod listeners;

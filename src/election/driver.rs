@@ -1,7 +1,7 @@
 //! The threads of an election, and what passes between them.
 //!
 //! The driver's thread owns the machines and sleeps in one place. It does no I/O and runs no user
-//! code, so nothing that hangs can delay a demotion. The I/O thread owns the session with the store.
+//! code but the program's logger, so nothing else that hangs can delay a demotion. The I/O thread owns the session with the store.
 //! One driver runs any number of elections over one session; their operations go in batches.
 
 mod election;
@@ -29,22 +29,22 @@ pub(crate) use thread::{Owner, Place, Thread};
 use super::clock::Instant;
 use super::error::Error;
 use super::event::Event;
+use super::leadership::Standing;
 use super::machine::{Input, Moment};
 use super::status::Inspection;
-use super::store::{Answer, Bell, Budget, Class, Listener, Operation, Session, StoreError};
+use super::store::{Answer, Bell, Budget, Class, Listener, Operation, Outcome, Session, StoreError};
 use election::Order;
 use io::Batch;
 use wake::Wakes;
 
-/// How many messages may wait for the driver; who sends more waits for it, and it never waits long.
+/// How many messages may wait for the driver; who sends more waits for it.
 const INBOX: usize = 1024;
+/// The longest wait to send a command. The driver takes one in microseconds, unless the program's logger
+/// holds it up.
+const SEND_LIMIT: Duration = Duration::from_secs(1);
 /// How often a subscription that is behind is looked at, beside each event: nothing else tells that
 /// a listener reads again.
 const LAG_CHECK: Duration = Duration::from_millis(100);
-
-/// How long the driver waits for each of the other threads at its end. Every wait of theirs ends with
-/// a budget, and those end before.
-const LAST_WAIT: Duration = Duration::from_secs(10);
 
 /// An election's number within its driver.
 pub(crate) type ElectionId = u64;
@@ -72,7 +72,7 @@ pub(crate) enum Message {
 /// What a user asks of an election.
 pub(crate) enum Command {
     /// Send events there, beginning with the present state.
-    Subscribe(Sender<Event>),
+    Subscribe(Subscriber),
     /// Give leadership up, and tell when the way out is over.
     StepDown { pause: Duration, done: Sender<Result<(), Error>> },
     /// Give this term up.
@@ -89,10 +89,30 @@ pub(crate) enum Command {
     Stop,
 }
 
-impl Command {
-    /// The election has stopped: a new subscription is told that, and nobody waits.
-    fn came_late(self) {
-        if let Self::Subscribe(sender) = self {
+/// The sending end of a new subscription.
+///
+/// If it is dropped on its way to an election, because that has stopped, its listener is told so.
+pub(crate) struct Subscriber {
+    sender: Option<Sender<Event>>,
+    standing: Arc<Standing>,
+}
+
+impl Subscriber {
+    pub(crate) fn new(sender: Sender<Event>, standing: Arc<Standing>) -> Self {
+        Self { sender: Some(sender), standing }
+    }
+
+    /// The sender, for an election that goes on.
+    fn take(mut self) -> Option<Sender<Event>> {
+        self.sender.take()
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        if let Some(sender) = self.sender.take()
+            && self.standing.has_stopped()
+        {
             // The channel is new; what can fail is that nobody listens.
             sender.try_send(Event::Stopped).ok();
         }
@@ -107,9 +127,10 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// Sends a command; false if the driver has ended.
-    pub(crate) fn send(&self, command: Command) -> bool {
-        self.inbox.send(Message::Command(self.election, command)).is_ok()
+    /// Sends a command. One that does not arrive, because the driver has ended or is held up, is dropped,
+    /// which tells whoever waits for its answer.
+    pub(crate) fn send(&self, command: Command) {
+        self.inbox.send_timeout(Message::Command(self.election, command), SEND_LIMIT).ok();
     }
 
     /// Gives the term with this token up.
@@ -171,10 +192,14 @@ impl Driver {
         self.inbox.send(Message::Close).ok();
     }
 
-    /// Waits for the threads to end; gives itself back if they still run at the end of `limit`.
-    pub(crate) fn join(self, limit: Duration) -> Result<(), Self> {
-        let Self { inbox, thread } = self;
-        thread.join(limit).map_err(|thread| Self { inbox, thread })
+    /// Disconnects when all threads have ended, so that [`join`](Self::join) takes no time.
+    pub(crate) fn ended(&self) -> Receiver<()> {
+        self.thread.ended()
+    }
+
+    /// Waits for all threads to end.
+    pub(crate) fn join(self) {
+        self.thread.join();
     }
 }
 
@@ -254,18 +279,12 @@ impl Loop {
             self.call_due();
             self.dispatch();
         }
-        for message in self.messages.try_iter() {
-            if let Message::Command(_, command) = message {
-                command.came_late();
-            }
-        }
-        // Who still wants to send something must not wait for this thread.
+        // Nobody may wait to send something to this thread while it waits for them.
         drop(self.messages);
         // Losing its sender ends the I/O thread, after a batch whose budget is about to end.
         drop(self.batches);
-        self.wakes.end(LAST_WAIT);
-        // What does not end in that time is told by `stop()`, which waits for this thread.
-        io.join(LAST_WAIT).ok();
+        self.wakes.end();
+        io.join();
     }
 
     /// How long nothing is to be done.
@@ -292,7 +311,8 @@ impl Loop {
                         self.call(id, input);
                     }
                 }
-                None => command.came_late(),
+                // It has stopped. What it drops here tells whoever waits for it.
+                None => drop(command),
             },
             Message::Answers(results) => {
                 let requests = self.flight.take().map_or_else(Vec::new, |flight| flight.requests);
@@ -317,10 +337,8 @@ impl Loop {
                 }
             }
             Message::WakeLost(error) => self.wake_lost(&error),
-            Message::IoEnded => {
-                log::error!("the I/O thread of an elector has panicked; its elections end");
-                return false;
-            }
+            // What this thread drops as it ends tells everybody.
+            Message::IoEnded => return false,
         }
         true
     }
@@ -410,7 +428,23 @@ impl Loop {
 
     /// Gives the I/O thread what has been waiting for it.
     fn dispatch(&mut self) {
-        if self.flight.is_some() || self.waiting.is_empty() {
+        if self.flight.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(late) = self.waiting.iter().position(|(request, _)| request.until <= now) {
+            // It waited for a batch that took longer than its own time. Its instance may have stopped since.
+            let (request, _) = self.waiting.remove(late);
+            let error = StoreError::new(Outcome::NotSent, Class::Passing, "the store was busy for too long");
+            match request.purpose {
+                Purpose::Machine { op } => {
+                    self.call(request.election, Input::Answer { op, result: Err(error) });
+                }
+                // Dropping it tells.
+                Purpose::Look { .. } => {}
+            }
+        }
+        if self.waiting.is_empty() {
             return;
         }
         let (requests, operations): (Vec<_>, Vec<_>) = self.waiting.drain(..).unzip();

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
-use super::driver::{
-    Command, Driver, Election, Hooks, Inlets, Lead, Outlets, Owner, Place, Returning, SUBSCRIPTION, Thread,
-    longest_way_out,
-};
 use super::clock::Instant;
+use super::driver::{
+    Command, Driver, Election, Hooks, Inlets, Lead, Outlets, Owner, Place, Returning, SUBSCRIPTION,
+    Subscriber, Thread, longest_way_out,
+};
 use super::error::{Error, ErrorKind};
 use super::event::{Demotion, Event};
 use super::key::{Group, InstanceId};
@@ -64,8 +64,7 @@ pub struct Elector {
 #[derive(Default)]
 struct Running {
     driver: Option<Driver>,
-    /// Of the hooks and the lead work.
-    users: Vec<Thread>,
+    hooks: Option<Thread>,
 }
 
 impl Elector {
@@ -113,10 +112,8 @@ impl Elector {
     #[must_use]
     pub fn events(&self) -> Receiver<Event> {
         let (sender, receiver) = bounded(SUBSCRIPTION);
-        if !self.standing.commands.send(Command::Subscribe(sender.clone())) && self.has_stopped() {
-            // The channel is new, so there is room; and this function holds the other end.
-            sender.try_send(Event::Stopped).ok();
-        }
+        let subscriber = Subscriber::new(sender, Arc::clone(&self.standing));
+        self.standing.commands.send(Command::Subscribe(subscriber));
         receiver
     }
 
@@ -156,6 +153,7 @@ impl Elector {
     /// an error. A stopped elector is none.
     pub fn run(&self, mut work: impl FnMut(Leadership)) -> Result<(), Error> {
         let commands = &self.standing.commands;
+        self.lead.use_from_now_on();
         loop {
             let leadership = match self.wait_for_leadership(None) {
                 Ok(leadership) => leadership,
@@ -198,7 +196,8 @@ impl Elector {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Disconnected) => Err(self.end_error()),
             Err(RecvTimeoutError::Timeout) => {
-                let message = format!("the store did not say in time who leads group {:?}", self.group.name());
+                let message =
+                    format!("the store did not say in time who leads group {:?}", self.group.name());
                 Err(Error::new(ErrorKind::Timeout, message))
             }
         }
@@ -219,7 +218,7 @@ impl Elector {
         if matches!(self.owner.place(), Some(Place::Engine | Place::LeadWork)) {
             return Ok(());
         }
-        match answer.recv_timeout(longest_way_out(&self.timing) + SLACK) {
+        match answer.recv_timeout(self.longest_way_out() + SLACK) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Disconnected) => Err(self.end_error()),
             Err(RecvTimeoutError::Timeout) => Err(Error::new(
@@ -237,7 +236,8 @@ impl Elector {
     ///
     /// It blocks for two call limits (at most 4 s) at most; with a store that answers, for about a
     /// round trip. After it has returned nothing more is sent in this instance's name. It may be
-    /// called from any thread, more than once and at the same time; every call returns the same.
+    /// called from any thread, more than once and at the same time; later calls return what the first
+    /// did, but that threads may have ended meanwhile. On a thread of the elector itself it returns at once.
     ///
     /// # Errors
     ///
@@ -251,29 +251,51 @@ impl Elector {
         if matches!(place, Some(Place::Engine | Place::LeadWork)) {
             return Ok(());
         }
-        let until = Instant::now() + longest_way_out(&self.timing) + SLACK;
-        let left = self.join(until, place == Some(Place::Hook)) + self.lookups.iter().map(Lookups::running).sum::<usize>();
+        let until = Instant::now() + self.longest_way_out() + SLACK;
+        let lookups = self.lookups.iter().map(Lookups::running).sum::<usize>();
+        let left = self.join(until, place == Some(Place::Hook)) + lookups;
+        let threads_left = |stop| Error::threads_left(self.group.name(), left, stop);
         match self.standing.ended() {
             Some(Err(error)) if left == 0 || error.kind() == ErrorKind::Dead => Err(error),
             Some(Ok(())) if left == 0 => Ok(()),
-            outcome => Err(Error::threads_left(self.group.name(), left, outcome.and_then(Result::err))),
+            Some(outcome) => Err(threads_left(outcome.err())),
+            None => {
+                // The driver is held up. Whatever it does later, this instance does not lead.
+                let error = threads_left(None);
+                self.standing.end(Err(error.clone()));
+                Err(error)
+            }
         }
     }
 
-    /// Waits for the threads to end, and says how many have not.
-    fn join(&self, until: Instant, is_hook: bool) -> usize {
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(driver) = running.driver.take() {
-            running.driver = driver.join(left(until)).err();
+    /// Waits for the threads to end, and says how many have not by then.
+    fn join(&self, until: Instant, by_hook: bool) -> usize {
+        let has_ended = |ended: Receiver<()>| {
+            let left = until.saturating_duration_since(Instant::now());
+            ended.recv_timeout(left) != Err(RecvTimeoutError::Timeout)
+        };
+        let running = || self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        // Waited for without the lock, so that calls at the same time all wait for no longer than this.
+        let driver = running().driver.as_ref().map(Driver::ended);
+        if driver.is_some_and(|driver| !has_ended(driver)) {
+            return Driver::THREADS;
         }
-        if is_hook {
-            // The hooks' thread is the one that asks; it ends when the hook has returned.
-            return usize::from(running.driver.is_some()) * Driver::THREADS;
+        if let Some(driver) = running().driver.take() {
+            driver.join();
         }
-        let threads: Vec<_> = running.users.drain(..).chain(self.lead.take_threads()).collect();
-        running.users = threads.into_iter().filter_map(|thread| thread.join(left(until)).err()).collect();
-        usize::from(running.driver.is_some()) * Driver::THREADS + running.users.len()
+        // A hook's own thread ends when the hook has returned.
+        let hooks = running().hooks.as_ref().filter(|_| !by_hook).map(Thread::ended);
+        let hooks_left = hooks.is_some_and(|hooks| !has_ended(hooks));
+        if !by_hook
+            && !hooks_left
+            && let Some(hooks) = running().hooks.take()
+        {
+            hooks.join();
+        }
+        let works = self.lead.ended();
+        let works_left = works.into_iter().filter(|work| !has_ended(work.clone())).count();
+        self.lead.join_ended();
+        usize::from(hooks_left) + works_left
     }
 
     /// The id of this instance: the lease's value while it leads.
@@ -294,12 +316,14 @@ impl Elector {
         self.group.lease()
     }
 
-    fn has_stopped(&self) -> bool {
-        matches!(self.standing.ended(), Some(outcome) if outcome.as_ref().err().map(Error::kind) != Some(ErrorKind::Dead))
+    /// The longest that the way out of a term takes.
+    fn longest_way_out(&self) -> Duration {
+        let grace = if self.lead.is_used() { self.timing.lead_grace } else { Duration::ZERO };
+        grace + longest_way_out(&self.timing)
     }
 
     fn end_error(&self) -> Error {
-        if self.has_stopped() { Error::stopped() } else { Error::dead() }
+        if self.standing.has_stopped() { Error::stopped() } else { Error::dead() }
     }
 }
 
@@ -466,12 +490,13 @@ impl Builder {
         let driver = Driver::start(owner, session, listener)?;
         let standing = Arc::new(Standing::new(driver.commands(ELECTION)));
         let (mut outlets, inlets) = Outlets::new();
-        let mut users = Vec::new();
+        let mut hooks_thread = None;
         if !self.hooks.is_empty() {
             let (sender, events) = bounded(SUBSCRIPTION);
             outlets.subscribe(sender);
             let (hooks, commands) = (self.hooks, standing.commands.clone());
-            users.push(Thread::spawn(owner, Place::Hook, "tr-hooks", move || hooks.run(&events, &commands))?);
+            let body = move || hooks.run(&events, &commands);
+            hooks_thread = Some(Thread::spawn(owner, Place::Hook, "tr-hooks", body)?);
         }
         let lead = Lead::new(owner, self.lead);
         let for_driver = Arc::clone(&standing);
@@ -479,7 +504,7 @@ impl Builder {
             Election::new(ELECTION, group.clone(), id.clone(), timing, for_driver, outlets, lead.clone());
         driver.add(election);
         driver.close();
-        let running = Mutex::new(Running { driver: Some(driver), users });
+        let running = Mutex::new(Running { driver: Some(driver), hooks: hooks_thread });
         Ok(Elector { standing, inlets, group, id, timing, owner, lead, running, lookups })
     }
 }

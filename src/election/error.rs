@@ -166,7 +166,10 @@ impl Error {
 
     /// A session with the store could not be opened.
     pub(crate) fn session(error: std::io::Error) -> Self {
-        Self::spawn("could not open a session with the store; too many files may be open", Some(Arc::new(error)))
+        Self::spawn(
+            "could not open a session with the store; too many files may be open",
+            Some(Arc::new(error)),
+        )
     }
 
     /// A look-up of the leader that failed in its store.

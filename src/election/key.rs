@@ -14,7 +14,7 @@ use super::error::Error;
 ///
 /// Both keys hash to one cluster slot, for the braces of the term key enclose the lease key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Group {
+pub struct Group {
     name: Arc<str>,
     lease: Arc<str>,
     term: Arc<str>,

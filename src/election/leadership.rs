@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 
 use super::clock::Instant;
 use super::driver::Commands;
-use super::error::Error;
+use super::error::{Error, ErrorKind};
 use super::status::{Role, Status};
 
 /// One term of this instance as the leader.
@@ -235,6 +235,11 @@ impl Standing {
         self.changed.notify_all();
     }
 
+    /// Whether the elector has ended, otherwise than by the death of a thread.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.ended().is_some_and(|outcome| outcome.err().map(|error| error.kind()) != Some(ErrorKind::Dead))
+    }
+
     /// How the elector ended, if it has.
     pub(crate) fn ended(&self) -> Option<Result<(), Error>> {
         self.lock().ended.clone()
@@ -253,9 +258,12 @@ impl Standing {
 
 impl fmt::Debug for Standing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
-        let token = state.term.as_ref().map(|term| term.token);
-        f.debug_struct("Standing").field("token", &token).field("ended", &state.ended).finish()
+        // Taken out first: who writes this may be slow, or ask whether this instance leads.
+        let (token, ended) = {
+            let state = self.lock();
+            (state.term.as_ref().map(|term| term.token), state.ended.clone())
+        };
+        f.debug_struct("Standing").field("token", &token).field("ended", &ended).finish()
     }
 }
 
@@ -324,7 +332,7 @@ mod tests {
     fn waiting_ends_with_the_term_the_timeout_or_the_elector() {
         let standing = standing();
         let timeout = standing.wait(Some(Duration::ZERO)).expect_err("nobody leads");
-        assert_eq!(timeout.kind(), crate::election::ErrorKind::Timeout);
+        assert_eq!(timeout.kind(), ErrorKind::Timeout);
         let (_sender, lost) = crossbeam_channel::bounded(0);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| standing.wait(None));
@@ -334,7 +342,7 @@ mod tests {
             let waiter = scope.spawn(|| standing.wait(Some(Duration::MAX)));
             standing.end(Ok(()));
             let stopped = waiter.join().expect("no panic").expect_err("stopped");
-            assert_eq!(stopped.kind(), crate::election::ErrorKind::Stopped);
+            assert_eq!(stopped.kind(), ErrorKind::Stopped);
         });
     }
 }

@@ -32,8 +32,10 @@ use leaving::Leaving;
 
 /// The first back-off after an error; it doubles with each further one, up to `wait`.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
-/// How far apart a release is tried after the lead work has returned.
+/// How far apart a release is tried after the lead work has returned, at first.
 const RELEASE_PAUSE: Duration = Duration::from_millis(25);
+/// Later it is this part of the time that has passed: a release is late by half a percent of the outage.
+const RELEASE_PART: u32 = 200;
 /// Redis expires a lease at the millisecond after its last one: an attempt at PTTL + 0 loses.
 const EXPIRY_STEP: Duration = Duration::from_millis(1);
 
@@ -81,12 +83,12 @@ pub(crate) enum Output {
     Extended { until: Instant },
     /// The term ends.
     Demoted { token: u64, reason: Reason },
-    /// Somebody else holds the lease, or nobody.
+    /// Another holder of the lease is known, this instance included, or nobody.
     Leader(Option<Leader>),
     /// An operation failed.
     Failed { operation: Operation, error: StoreError },
     /// The lease in the store has no expiry: nobody of ours wrote it, and it never ends.
-    Unending { holder: InstanceId },
+    Unending { operation: Operation, holder: InstanceId },
     /// A token is this far ahead of the store's time.
     FarAhead { token: u64, by: Duration },
     /// The lead work still runs at the end of its grace, or a `wait` later.
@@ -134,7 +136,10 @@ pub(crate) struct Machine {
     woken: bool,
     /// The token of the last wake.
     heard: u64,
-    rest: Rest,
+    /// Until when it stands back after a term; another holder's wake ends this.
+    rest_until: Instant,
+    /// Until when it does not contend, whatever happens.
+    pause_until: Instant,
     leader: Option<Leader>,
     stop_by: Option<Instant>,
 }
@@ -162,14 +167,6 @@ struct Term {
     failed: Option<StoreError>,
 }
 
-/// Until when this instance does not contend.
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    until: Instant,
-    /// Whether it stays so when another instance releases the lease.
-    firm: bool,
-}
-
 #[derive(Debug)]
 struct InFlight {
     op: u64,
@@ -194,7 +191,8 @@ impl Machine {
             unsettled: false,
             woken: false,
             heard: 0,
-            rest: Rest { until: now.at, firm: false },
+            rest_until: now.at,
+            pause_until: now.at,
             leader: None,
             stop_by: None,
             timing,
@@ -239,9 +237,10 @@ impl Machine {
         self.stop_by.map_or(next, |by| by.min(next))
     }
 
-    /// Whether no term of this instance is under way, nor on its way out.
-    pub(crate) fn is_following(&self) -> bool {
-        matches!(self.state, State::Following { .. } | State::Stopped)
+    /// Whether this instance holds no lease: no term is under way or on its way out, and no attempt
+    /// that may win one.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self.state, State::Following { .. } | State::Stopped) && self.in_flight.is_none()
     }
 
     fn expire(&mut self, now: Moment, out: &mut Vec<Output>) {
@@ -252,12 +251,13 @@ impl Machine {
 
     fn woken(&mut self, now: Moment, token: u64) {
         self.heard = token;
-        if token == self.own_token || self.rest.firm && now.at < self.rest.until {
+        if token == self.own_token {
             return;
         }
-        self.rest.until = now.at;
+        self.rest_until = now.at;
+        let soon = now.at + self.timing.jitter.mul_f64(now.dice);
         if let State::Following { next } = &mut self.state {
-            *next = (*next).min(now.at + self.timing.jitter.mul_f64(now.dice));
+            *next = (*next).min(soon).max(self.pause_until);
             self.woken = self.in_flight.is_some();
         }
     }
@@ -294,6 +294,7 @@ impl Machine {
         if self.stop_by.is_some() && self.advance_stop(now, out) {
             return;
         }
+        self.settle(now);
         // The way out comes first, for it may lead right to the next attempt.
         self.advance_leaving(now, out);
         match &mut self.state {

@@ -248,7 +248,6 @@ fn prove(readings: &[Reading]) -> Vec<Proven> {
                     }
                     proven.push(proof);
                 }
-                last_us = None;
             }
         }
     }

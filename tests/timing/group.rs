@@ -60,10 +60,8 @@ pub(super) fn id_and_key(candidate: &Campaign) -> (String, String) {
 #[track_caller]
 pub(super) fn wait_until_following(candidate: &Campaign) {
     let (own, _) = id_and_key(candidate);
-    candidate.wait_for(
-        |line| line.is("leader") && line.value["id"].as_str().is_some_and(|id| id != own),
-        CAP,
-    );
+    candidate
+        .wait_for(|line| line.is("leader") && line.value["id"].as_str().is_some_and(|id| id != own), CAP);
 }
 
 /// When the lease ends by itself, as Unix microseconds; none if there is no lease.
@@ -80,17 +78,19 @@ pub(super) fn wait_for_renewal(admin: &mut Admin, key: &str, end_us: u64) -> u64
     })
 }
 
-/// Waits until no more than `remaining` is left of the lease, and fails if less than `at_least` is.
+/// Waits until about this much is left of the lease: no more, and less by at most a twentieth of `ttl`.
 ///
-/// Renewals come half a ttl after each other, so between a half and all of the ttl is left of a lease, and its
-/// leader is idle unless it is about a half or all.
+/// A renewal comes when a half of the ttl is left, and followers ask when about all or a half is. Between those
+/// every candidate is idle, and the lease's end, which is returned, is that of the last renewal.
 #[track_caller]
-pub(super) fn wait_until_remaining(admin: &mut Admin, key: &str, remaining: Duration) {
-    let most = i64::try_from(remaining.as_millis()).expect("a short time");
+pub(super) fn wait_until_remaining(admin: &mut Admin, key: &str, ttl: Duration, remaining: Duration) -> u64 {
+    let ms = |duration: Duration| i64::try_from(duration.as_millis()).expect("a short time");
+    let wanted = ms(remaining.saturating_sub(ttl / 20))..=ms(remaining);
     eventually(CAP, || match admin.command(&["PTTL", key]).int() {
-        left if (0..=most).contains(&left) => Ok(()),
+        left if wanted.contains(&left) => Ok(()),
         left => Err(left),
     });
+    lease_end_us(admin, key).expect("a lease of which something remains")
 }
 
 /// Ends the processes, and returns all that they said.

@@ -1,1 +1,7 @@
 //! Tests that measure time. Each runs alone.
+
+mod faults;
+mod group;
+mod slow_network;
+mod stop;
+mod takeover;

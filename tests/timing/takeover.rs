@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::group::{
-    CAP, end, id_and_key, lease_end_us, ms, next_leader, now_us, promotions, troubles, us,
+    CAP, end, id_and_key, lease_end_us, ms, next_leader, now_us, promotions, troubles, us, wait_for_renewal,
     wait_until_following,
 };
 use crate::support::history::assert_one_leader_at_a_time;
@@ -92,6 +92,10 @@ fn a_terminated_leader_says_so_ends_with_status_0_and_gives_the_lease_back() {
     for _ in 0..ROUNDS {
         let mut stopped = living.remove(leader.index);
         let (id, _) = id_and_key(&stopped);
+        // The others have asked since this term began, so none of them is about to ask anyway.
+        for follower in &living {
+            follower.wait_for(|line| line.is("leader") && line.token() == Some(leader.token), CAP);
+        }
         stopped.terminate();
         let status = stopped.wait_exit(CAP);
         let holder = admin.command(&["GET", &key]);
@@ -102,8 +106,8 @@ fn a_terminated_leader_says_so_ends_with_status_0_and_gives_the_lease_back() {
         assert_eq!((demoted.text("reason"), demoted.token()), ("stopped", Some(leader.token)));
         assert!(stopped.events().iter().all(|line| !line.is("error")), "{:?}", stopped.events());
 
-        living.push(start());
         let next = next_leader(&living, leader.token);
+        living.push(start());
         // A follower attempts at least once per wait, and a lease given back is free. The ttl is the bound
         // of the case that the release was lost.
         let gap_us = next.at_us.saturating_sub(demoted.at_us());
@@ -191,7 +195,7 @@ fn a_renewals_reply_that_lay_there_while_the_leader_stood_still_does_not_revive_
 
     proxy.hold_replies();
     let end_us = lease_end_us(&mut admin, &key).expect("a leader has a lease");
-    let end_us = super::group::wait_for_renewal(&mut admin, &key, end_us);
+    let end_us = wait_for_renewal(&mut admin, &key, end_us);
     candidates[0].freeze();
     // The reply lies in the kernel's buffer when the process wakes.
     proxy.pass();
@@ -220,7 +224,7 @@ fn an_acquires_reply_that_comes_later_than_its_deadline_promotes_nobody() {
     let args = ["--ttl", "600ms", "--wait", "600ms", "--sample", "5ms"];
     let mut first = Campaign::start(&group, &server.url(), &args).named("first");
     let leader = first.wait_event(0, "promoted", CAP);
-    let mut late = Campaign::start(&group, &proxy.url(), &args).named("behind the proxy");
+    let late = Campaign::start(&group, &proxy.url(), &args).named("behind the proxy");
     wait_until_following(&late);
     let (late_id, key) = id_and_key(&late);
 

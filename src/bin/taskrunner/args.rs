@@ -135,13 +135,12 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     without_password(line.strip_prefix("error: ").unwrap_or(&line))
 }
 
-/// Masks what stands between `://` and the last `@`: a URL in the wrong place is shown like any other
-/// bad argument. Too much may go, for a password can hold any character.
+/// Masks all that follows what looks like the beginning of a URL or of a password: a URL in the wrong
+/// place is shown like any other bad argument. Too much may go, for a password can hold any character.
 fn without_password(line: &str) -> String {
-    let Some(scheme) = line.find("://") else { return line.to_owned() };
-    let start = scheme + "://".len();
-    match line[start..].rfind('@') {
-        Some(end) => format!("{}***{}", &line[..start], &line[start + end..]),
+    let ends = [":/", "pass="].iter().filter_map(|mark| Some(line.find(mark)? + mark.len()));
+    match ends.min() {
+        Some(end) => format!("{}***", &line[..end]),
         None => line.to_owned(),
     }
 }
@@ -263,6 +262,10 @@ mod tests {
             &["--group", "g", url],
             &["--group", "g", "--redis", "--id", url, url],
             &["--group", "g", "--rediss=redis://:secret@host"],
+            &["--group", "g", "unix:///run/s.sock?pass=secret"],
+            &["--group", "g", "--ttl", "unix:/run/s.sock?db=1&pass=secret"],
+            &["--group", "g", "--wait", "redis:/me:secret@host"],
+            &["--group", "g", "--jitter", "pass=secret"],
         ] {
             let message = refused(line);
             assert!(!message.contains("cr") && !message.contains("me:"), "{message:?}");
@@ -273,7 +276,7 @@ mod tests {
 
     #[test]
     fn lines_without_a_password_stay_as_they_are() {
-        for line in ["bad 'redis://host' for x", "a@b", ""] {
+        for line in ["bad 'redis' for x", "a@b", "5:30", ""] {
             assert_eq!(without_password(line), line);
         }
     }

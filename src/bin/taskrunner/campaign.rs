@@ -33,11 +33,13 @@ pub(crate) fn run(options: &Campaign, out: &mut impl Write) -> Result<ExitCode, 
         let elector = &elector;
         // This thread stops the elector by itself: a reader that lets the pipe fill up blocks all printing,
         // but does not keep the lease from being released.
+        let (stopping, stopped) = bounded::<()>(0);
         let stopper = spawn(scope, "tr-stop", move || {
+            let _stopping = stopping;
             wait_for_signal(signals);
             elector.stop()
         })?;
-        let told = tell(scope, elector, options.sample, &mut printer);
+        let told = tell(scope, elector, options.sample, &stopped, &mut printer);
         drop(watch);
         let stopped = stopper.join().expect("stop() does not panic");
         let (ended, sampler) = told?;
@@ -50,6 +52,7 @@ fn tell<'scope>(
     scope: &'scope Scope<'scope, '_>,
     elector: &'scope Elector,
     period: Option<Duration>,
+    stopped: &Receiver<()>,
     printer: &mut Printer<'_, impl Write>,
 ) -> Result<(Ended, Sampler), Failure> {
     let events = elector.events();
@@ -58,6 +61,16 @@ fn tell<'scope>(
     let sampler = Sampler::start(scope, elector, period)?;
     loop {
         let line = select! {
+            // What is left was sent before stop() returned. Without an end among it the elector is held up.
+            recv(stopped) -> _ => {
+                for event in events.try_iter() {
+                    match event {
+                        Event::Stopped => return Ok((Ended::Stopped, sampler)),
+                        event => if let Some(line) = Line::of_event(event) { printer.print(&line)? },
+                    }
+                }
+                return Ok((Ended::Stopped, sampler));
+            }
             recv(events) -> event => match event {
                 // Its line is the last of all, and there is a reading to come.
                 Ok(Event::Stopped) => return Ok((Ended::Stopped, sampler)),

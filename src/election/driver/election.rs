@@ -7,7 +7,7 @@ use crossbeam_channel::{Sender, bounded};
 
 use super::{Command, ElectionId, Lead, Outlets};
 use crate::election::clock::Instant;
-use crate::election::error::{Error, Operation as Act};
+use crate::election::error::{self, Error};
 use crate::election::event::{Demotion, Event, Reason};
 use crate::election::key::{Group, InstanceId};
 use crate::election::leadership::{Leadership, Standing};
@@ -39,8 +39,15 @@ pub(crate) struct Election {
 
 /// What an election wants done with its operations.
 pub(super) enum Order {
-    Send { op: u64, until: Instant, operation: Operation },
-    Shorten { op: u64, until: Instant },
+    Send {
+        op: u64,
+        until: Instant,
+        operation: Operation,
+    },
+    Shorten {
+        op: u64,
+        until: Instant,
+    },
     /// Listen for wakes on another connection.
     Listen,
 }
@@ -94,7 +101,7 @@ impl Election {
 
     /// Tells that wakes cannot be heard.
     pub(super) fn tell_of_wakes(&mut self, error: StoreError) {
-        self.tell_error(Error::store(Act::Wake, self.group.name(), error));
+        self.tell_error(Error::store(error::Operation::Wake, self.group.name(), error));
     }
 
     pub(super) fn wake_at(&self) -> Instant {
@@ -118,8 +125,10 @@ impl Election {
     /// What a command means to the machine, if it concerns it.
     pub(super) fn command(&mut self, command: Command) -> Option<Input> {
         match command {
-            Command::Subscribe(sender) => {
-                self.outlets.subscribe(sender);
+            Command::Subscribe(subscriber) => {
+                if let Some(sender) = subscriber.take() {
+                    self.outlets.subscribe(sender);
+                }
                 None
             }
             Command::StepDown { pause, done } => {
@@ -179,7 +188,7 @@ impl Election {
         if let Some(input) = follow_up {
             orders.extend(self.handle(Moment { at: Instant::now(), ..now }, input));
         }
-        if self.machine.is_following() {
+        if self.machine.is_settled() {
             self.answer_waiting(&Ok(()));
         }
         orders
@@ -202,7 +211,6 @@ impl Election {
             }
             Output::Shorten { op, until } => orders.push(Order::Shorten { op, until }),
             Output::Promoted { token, until } => {
-                log::info!("group {group:?}: promoted, token {token}");
                 let (sender, lost) = bounded(0);
                 let leadership = self.standing.begin(token, until, lost);
                 self.standing.note(|status| {
@@ -211,11 +219,13 @@ impl Election {
                 });
                 self.term = Some((token, sender));
                 self.outlets.tell(&Event::Promoted(leadership.clone()));
+                log::info!("group {group:?}: promoted, token {token}");
                 return self.begin_lead_work(token, leadership);
             }
             Output::Extended { until } => {
+                let extended = self.standing.extend(until);
                 log::trace!("group {group:?}: renewed");
-                if !self.standing.extend(until) {
+                if !extended {
                     return Some(Input::Lapsed);
                 }
                 self.standing.note(|status| {
@@ -225,18 +235,19 @@ impl Election {
             }
             Output::Demoted { token, reason } => self.demoted(token, reason),
             Output::Leader(leader) => {
-                log::debug!("group {group:?}: the leader is {leader:?}");
                 self.standing.note(|status| status.leader.clone_from(&leader));
-                self.outlets.tell(&Event::LeaderChanged(leader));
+                let event = Event::LeaderChanged(leader);
+                self.outlets.tell(&event);
+                log::debug!("group {group:?}: {event:?}");
             }
             Output::Failed { operation, error } => self.tell_error(Error::store(operation, group, error)),
-            Output::Unending { holder } => {
+            Output::Unending { operation, holder } => {
                 let message = format!(
                     "the lease of group {group:?} is held by {holder} without an expiry, so it never ends; \
                      delete the key {} if nobody needs it",
                     self.group.lease(),
                 );
-                self.tell_error(Error::refused(Act::Acquire, message));
+                self.tell_error(Error::refused(operation, message));
             }
             Output::FarAhead { token, by } => {
                 log::warn!(
@@ -280,6 +291,7 @@ impl Election {
             status.role = Role::Leaving;
         });
         self.term = None;
+        self.outlets.tell(&Event::Demoted(Demotion { token, reason, at }));
         let group = self.group.name();
         match reason {
             Reason::SteppedDown | Reason::Stopped => {
@@ -287,7 +299,6 @@ impl Election {
             }
             _ => log::warn!("group {group:?}: demoted, token {token}: {reason}"),
         }
-        self.outlets.tell(&Event::Demoted(Demotion { token, reason, at }));
     }
 
     fn left(&mut self, unreleased: Option<Unreleased>) {
@@ -314,31 +325,28 @@ impl Election {
     }
 
     fn tell_error(&mut self, error: Error) {
-        log::debug!("{}", error.to_chain());
-        let now = Instant::now();
+        let last = (error.clone(), Instant::now());
         self.standing.note(|status| {
             status.counters.errors += 1;
-            status.last_error = Some((error.clone(), now));
+            status.last_error = Some(last);
         });
-        self.outlets.tell(&Event::Error(error));
+        self.outlets.tell(&Event::Error(error.clone()));
+        log::debug!("{}", error.to_chain());
     }
 }
 
 impl Drop for Election {
     /// An election that ends without having stopped has lost its thread: nobody renews any more.
     fn drop(&mut self) {
-        if !self.stopped {
-            log::error!(
-                "group {:?}: the driver of the election has died; it leads no more",
-                self.group.name()
-            );
-        }
         self.standing.end(Err(Error::dead()));
+        if !self.stopped {
+            log::error!("group {:?}: a thread of the election has died; it leads no more", self.group.name());
+        }
     }
 }
 
-/// The longest that the way out of a term takes: the lead work's grace, and one call limit each for
-/// the operation in flight and for the release.
+/// The longest that the way out of a term takes: one call limit each for the operation in flight and
+/// for the release.
 pub(crate) fn longest_way_out(timing: &Timing) -> Duration {
-    timing.lead_grace + timing.call_limit * 2
+    timing.call_limit * 2
 }

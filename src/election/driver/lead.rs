@@ -2,7 +2,10 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_channel::Receiver;
 
 use super::hooks::message_of;
 use super::thread::{Owner, Place, Thread};
@@ -15,12 +18,24 @@ use crate::election::leadership::Leadership;
 pub(crate) struct Lead {
     owner: Owner,
     work: Option<Arc<dyn Fn(Leadership) + Send + Sync>>,
+    /// Whether there is, or was, work: without any nothing has to be waited for.
+    used: Arc<AtomicBool>,
     threads: Arc<Mutex<Vec<Thread>>>,
 }
 
 impl Lead {
     pub(crate) fn new(owner: Owner, work: Option<Arc<dyn Fn(Leadership) + Send + Sync>>) -> Self {
-        Self { owner, work, threads: Arc::default() }
+        let used = Arc::new(AtomicBool::new(work.is_some()));
+        Self { owner, work, used, threads: Arc::default() }
+    }
+
+    /// Lead work may run on a caller's thread from now on.
+    pub(crate) fn use_from_now_on(&self) {
+        self.used.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_used(&self) -> bool {
+        self.used.load(Ordering::Acquire)
     }
 
     /// Starts the work for a term; false if there is none to start.
@@ -32,16 +47,26 @@ impl Lead {
             let panic = outcome.err().map(|panic| Error::panicked("the lead work", message_of(&*panic)));
             commands.send(Command::LeadReturned { token, panic });
         })?;
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = self.threads();
         // At most one of them still runs, for a term does not begin while the work of an earlier one does.
         threads.retain(|thread| !thread.has_ended());
         threads.push(thread);
         Ok(true)
     }
 
-    /// Takes the threads, to be waited for.
-    pub(crate) fn take_threads(&self) -> Vec<Thread> {
-        std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What disconnects when each of the threads has ended.
+    pub(crate) fn ended(&self) -> Vec<Receiver<()>> {
+        self.threads().iter().map(Thread::ended).collect()
+    }
+
+    /// Joins the threads that have ended.
+    pub(crate) fn join_ended(&self) {
+        let ended: Vec<_> = self.threads().extract_if(.., |thread| thread.has_ended()).collect();
+        ended.into_iter().for_each(Thread::join);
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<Thread>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,6 +18,8 @@ const FIRST_PROBE: u64 = 1 << 12;
 const PROBES: usize = u64::BITS as usize - FIRST_PROBE.trailing_zeros() as usize;
 /// The capacity of a subscription's channel.
 pub(crate) const SUBSCRIPTION: usize = EVENTS + PROBES + RESERVE;
+/// From so many subscriptions on, and at each doubling, it is found out which have been dropped.
+const FIRST_CENSUS: usize = 16;
 /// How many errors `on_error` holds.
 const ERRORS: usize = 16;
 
@@ -32,6 +34,8 @@ pub(crate) struct Inlets {
 /// The sending ends of everything that one election tells.
 pub(crate) struct Outlets {
     subscriptions: Vec<Subscription>,
+    /// How many subscriptions make the next census.
+    census: usize,
     promote: Newest<Leadership>,
     demote: Newest<Demotion>,
     error: Newest<Error>,
@@ -48,7 +52,8 @@ impl Outlets {
             demote: demote.receiver.clone(),
             error: error.receiver.clone(),
         };
-        (Self { subscriptions: Vec::new(), promote, demote, error, role: None, leader: None }, inlets)
+        let (subscriptions, census) = (Vec::new(), FIRST_CENSUS);
+        (Self { subscriptions, census, promote, demote, error, role: None, leader: None }, inlets)
     }
 
     /// Adds a subscription, which begins with the present state.
@@ -59,6 +64,20 @@ impl Outlets {
             subscription.push(event);
         }
         self.subscriptions.push(subscription);
+        if self.subscriptions.len() >= self.census {
+            self.take_census();
+        }
+    }
+
+    /// Forgets the subscriptions that were dropped, also where nothing changes for long. Only by sending
+    /// is that found out, so all are told once more who leads.
+    fn take_census(&mut self) {
+        let present = Event::LeaderChanged(self.leader.clone());
+        for subscription in &mut self.subscriptions {
+            subscription.offer(&present);
+        }
+        self.subscriptions.retain(|subscription| !subscription.gone);
+        self.census = FIRST_CENSUS.max(2 * self.subscriptions.len());
     }
 
     /// Tells an event to everybody.
@@ -301,6 +320,18 @@ mod tests {
         }
         outlets.catch_up();
         assert!(outlets.subscriptions.is_empty());
+    }
+
+    #[test]
+    fn dropped_subscriptions_are_forgotten_also_where_nothing_changes() {
+        let (mut outlets, kept) = subscribed();
+        for _ in 0..1000 {
+            let (sender, receiver) = bounded(SUBSCRIPTION);
+            outlets.subscribe(sender);
+            drop(receiver);
+        }
+        assert!(outlets.subscriptions.len() <= FIRST_CENSUS, "{} are kept", outlets.subscriptions.len());
+        assert!(received(&kept).iter().all(|event| event == "leader None"), "nothing but the present state");
     }
 
     #[test]

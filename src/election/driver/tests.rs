@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use super::*;
 use crate::election::key::{Group, InstanceId};
@@ -28,6 +29,8 @@ enum Fault {
     /// Waits until its budget has ended.
     Hang,
     Panic,
+    /// Waits until the sender is dropped, whatever its budget says.
+    Stuck(Receiver<()>),
     /// Drops this elector on the I/O thread.
     Drop(Box<Elector>),
 }
@@ -59,6 +62,10 @@ impl sealed::Open for Rigged {
         let (bell, end) = Bell::new()?;
         Ok(Box::new(RiggedSession { store: self.clone(), bell, end }))
     }
+
+    fn listen(&self) -> std::io::Result<Box<dyn Listener>> {
+        self.memory.listen()
+    }
 }
 
 impl Session for RiggedSession {
@@ -66,6 +73,11 @@ impl Session for RiggedSession {
         let fault = self.store.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         match fault {
             None => self.store.memory.execute(batch, budget),
+            Some(Fault::Stuck(freed)) => {
+                self.store.caught.store(true, Ordering::Release);
+                freed.recv().expect_err("nothing is sent");
+                self.store.memory.execute(batch, budget)
+            }
             Some(Fault::Panic) => panic!("the store was rigged to panic"),
             Some(Fault::Drop(elector)) => {
                 drop(elector);
@@ -99,6 +111,15 @@ fn eventually(mut condition: impl FnMut() -> bool) {
         assert!(from.elapsed() < CAP, "not within {CAP:?}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+fn start_driver(store: &impl LeaseStore) -> Driver {
+    let (session, listener) = (store.open().expect("a descriptor"), store.listen().expect("a descriptor"));
+    Driver::start(Owner::new(), session, listener).expect("three threads")
+}
+
+fn no_lead() -> Lead {
+    Lead::new(Owner::new(), None)
 }
 
 fn builder(store: impl LeaseStore) -> Builder {
@@ -163,6 +184,76 @@ fn a_stop_shortens_the_operation_that_hangs() {
     let from = Instant::now();
     elector.stop().ok();
     assert!(from.elapsed() < Duration::from_secs(5), "the attempt had two seconds: {:?}", from.elapsed());
+}
+
+#[test]
+fn stops_of_a_stuck_elector_are_bounded_together_and_say_that_it_leads_no_more() {
+    let store = Rigged::new();
+    let elector = Arc::new(builder(store.clone()).start().expect("good options"));
+    let leadership = elector.wait_for_leadership(CAP).expect("leads");
+    let (free, freed) = bounded(0);
+    store.rig(Fault::Stuck(freed));
+    store.wait_until_caught();
+    let from = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(elector.stop().expect_err("stuck").kind(), ErrorKind::Overrun));
+        }
+    });
+    // Two call limits and the slack are 0.9 s; one after the other they would take four times that.
+    assert!(from.elapsed() < Duration::from_secs(2), "{:?}", from.elapsed());
+    assert!(!elector.is_leader() && !leadership.is_valid());
+
+    // Nobody is held up by the threads that are left, whatever is sent to them.
+    let subscriptions: Vec<_> = (0..2 * INBOX).map(|_| elector.events()).collect();
+    drop(free);
+    for events in subscriptions {
+        events.iter().for_each(drop);
+    }
+    eventually(|| elector.stop().is_ok());
+}
+
+#[test]
+fn nothing_is_sent_in_the_name_of_an_instance_that_has_stopped() {
+    let store = Rigged::new();
+    let (free, freed) = bounded(0);
+    store.rig(Fault::Stuck(freed));
+    let driver = start_driver(&store);
+    let timing = Options { ttl: Duration::from_millis(200), ..Options::default() };
+    let timing = timing.check().expect("good options");
+    let start = |number: u64| {
+        let group = Group::new(&format!("group {number}")).expect("a good name");
+        let id = InstanceId::random(None).expect("an id");
+        let standing = Arc::new(Standing::new(driver.commands(number)));
+        let (outlets, _) = Outlets::new();
+        driver.add(Election::new(number, group, id, timing, Arc::clone(&standing), outlets, no_lead()));
+        standing
+    };
+    let busy = start(0);
+    store.wait_until_caught();
+    let standing = start(1);
+    // Its attempt waits behind the one that is stuck.
+    thread::sleep(timing.jitter + Duration::from_millis(20));
+    driver.commands(1).send(Command::Stop);
+    eventually(|| standing.ended().is_some());
+    // A third one's attempt, which still has time, goes in the next batch: the second one's must not.
+    let third = start(2);
+    thread::sleep(timing.jitter + Duration::from_millis(20));
+    drop(free);
+    busy.wait(Some(CAP)).expect("leads");
+    third.wait(Some(CAP)).expect("leads");
+    // By then the other one has renewed, so what was waiting has been sent, if it was.
+    thread::sleep(timing.ttl);
+    assert!(busy.is_leader());
+    assert_eq!(
+        format!("{:?}", store.memory),
+        "MemoryStore { groups: 2 }",
+        "the second group was never touched"
+    );
+    driver.close();
+    driver.commands(0).send(Command::Stop);
+    driver.commands(2).send(Command::Stop);
+    driver.join();
 }
 
 #[test]
@@ -248,8 +339,7 @@ fn a_leadership_steps_down_for_its_own_term_only() {
 fn a_hundred_elections_share_one_connection_and_one_of_them_fails_alone() {
     let server = Server::start();
     let store = RedisStore::open(&server.url()).expect("a good url");
-    let session = sealed::Open::open(&store).expect("a descriptor");
-    let driver = Driver::start(session).expect("two threads");
+    let driver = start_driver(&store);
     let timing = Options { ttl: Duration::from_secs(2), wait: Duration::from_secs(1), ..Options::default() };
     let timing = timing.check().expect("good options");
     let elections: Vec<_> = (0..100)
@@ -261,7 +351,7 @@ fn a_hundred_elections_share_one_connection_and_one_of_them_fails_alone() {
             }
             let standing = Arc::new(Standing::new(driver.commands(number)));
             let (outlets, inlets) = Outlets::new();
-            driver.add(Election::new(number, group, id, timing, Arc::clone(&standing), outlets));
+            driver.add(Election::new(number, group, id, timing, Arc::clone(&standing), outlets, no_lead()));
             (standing, inlets)
         })
         .collect();
@@ -299,7 +389,9 @@ fn a_hundred_elections_share_one_connection_and_one_of_them_fails_alone() {
     for (number, _) in elections.iter().enumerate() {
         driver.commands(number as u64).send(Command::Stop);
     }
-    driver.join(CAP).expect("both threads end");
+    let ended = driver.ended().recv_timeout(CAP);
+    assert!(ended.is_err_and(|error| error.is_disconnected()), "both threads end");
+    driver.join();
     for (standing, _) in &elections {
         standing.ended().expect("stopped").expect("released");
     }

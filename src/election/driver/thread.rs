@@ -3,10 +3,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle, ThreadId};
-use std::time::Duration;
+use std::thread::{self, JoinHandle};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::election::error::Error;
 
@@ -83,20 +82,15 @@ impl Thread {
         Ok(Self { handle, ended })
     }
 
-    pub(crate) fn id(&self) -> ThreadId {
-        self.handle.thread().id()
+    /// Disconnects when its body has ended, so that [`join`](Self::join) takes no time.
+    pub(crate) fn ended(&self) -> Receiver<()> {
+        self.ended.clone()
     }
 
-    /// Waits for its end; gives itself back if it still runs at the end of `limit`.
-    pub(crate) fn join(self, limit: Duration) -> Result<(), Self> {
-        match self.ended.recv_timeout(limit) {
-            Err(RecvTimeoutError::Timeout) => Err(self),
-            _ => {
-                // Who panicked has told of it by what it dropped.
-                self.handle.join().ok();
-                Ok(())
-            }
-        }
+    /// Waits for its end.
+    pub(crate) fn join(self) {
+        // Who panicked has told of it by what it dropped.
+        self.handle.join().ok();
     }
 
     /// Whether its body has ended, so that joining takes no time.
@@ -107,6 +101,8 @@ impl Thread {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const CAP: Duration = Duration::from_secs(20);
@@ -126,13 +122,19 @@ mod tests {
     }
 
     #[test]
-    fn joining_waits_for_the_limit_at_most() {
-        let (go, gone) = bounded::<()>(0);
-        let body = move || drop(gone.recv());
-        let thread = Thread::spawn(Owner::new(), Place::Hook, "tr-test", body).expect("a thread");
-        assert!(!thread.has_ended());
-        let thread = thread.join(Duration::from_millis(1)).expect_err("it still runs");
-        drop(go);
-        thread.join(CAP).expect("it has ended");
+    fn the_end_of_a_thread_is_told_also_of_one_that_panics() {
+        for panics in [false, true] {
+            let (go, gone) = bounded::<()>(0);
+            let body = move || {
+                gone.recv().expect_err("nothing is sent");
+                assert!(!panics, "as planned");
+            };
+            let thread = Thread::spawn(Owner::new(), Place::Hook, "tr-test", body).expect("a thread");
+            assert!(!thread.has_ended());
+            drop(go);
+            assert!(thread.ended().recv_timeout(CAP).is_err_and(|error| error.is_disconnected()));
+            assert!(thread.has_ended());
+            thread.join();
+        }
     }
 }

@@ -73,11 +73,10 @@ impl Wakes {
     }
 
     /// Ends the thread out of whatever it waits for, and waits for that.
-    pub(super) fn end(self, limit: Duration) {
+    pub(super) fn end(self) {
         drop(self.orders);
         self.waiting.interrupt();
-        // Its waits all end with their budget; one that does not is left behind, and counted as a look-up.
-        self.thread.join(limit).ok();
+        self.thread.join();
     }
 }
 
@@ -105,7 +104,7 @@ struct Ear {
 
 impl Ear {
     fn run(mut self) {
-        let mut failures = 0;
+        let mut failures = 0_u32;
         loop {
             // In this order: an order that comes after the look into the channel ends the wait.
             let budget = self.waiting.begin();

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::leaving::UNKNOWN;
 use super::{
     Action, Answer, EXPIRY_STEP, FIRST_BACKOFF, InFlight, Leader, Leaving, Machine, Moment, Operation,
-    Output, RELEASE_PAUSE, Reason, RenewError, Rest, State, StoreError, Term,
+    Output, RELEASE_PART, RELEASE_PAUSE, Reason, RenewError, State, StoreError, Term,
 };
 use crate::election::clock::Instant;
 use crate::election::store::{Class, Holding, Outcome};
@@ -48,7 +49,7 @@ impl Machine {
                 let jitter = self.timing.jitter.mul_f64(now.dice);
                 let next = if woken { now.at } else { self.end_of(now, sent_at, &holding) };
                 self.follow(next + jitter);
-                self.told_holding(holding, out);
+                self.told_holding(Operation::Acquire, holding, out);
             }
             Ok(answer) => {
                 let text = match answer {
@@ -72,13 +73,14 @@ impl Machine {
         }
         let deadline = self.deadline(sent_at);
         let held_until = sent_at + self.timing.ttl;
-        if now.at >= deadline || now.at < self.rest.until || self.stop_by.is_some() {
+        if now.at >= deadline || now.at < self.pause_until || self.stop_by.is_some() {
             // Won too late to prove it, or no longer wanted: nobody is told, and it is given back.
             self.state = State::Leaving(Leaving::untold(token, now.at, held_until));
             return;
         }
         let renew_at = self.renew_at(now, sent_at);
-        self.state = State::Leading(Term { token, deadline, renew_at, held_until, working: false, failed: None });
+        self.state =
+            State::Leading(Term { token, deadline, renew_at, held_until, working: false, failed: None });
         out.push(Output::Promoted { token, until: deadline });
         let id = self.id.as_str().to_owned();
         self.told(Some(Leader { id, token: Some(token) }), out);
@@ -101,7 +103,7 @@ impl Machine {
     /// Sets the next attempt, but not into a rest.
     fn follow(&mut self, at: Instant) {
         if let State::Following { next } = &mut self.state {
-            *next = at.max(self.rest.until);
+            *next = at.max(self.rest_until).max(self.pause_until);
         }
     }
 
@@ -122,7 +124,7 @@ impl Machine {
                         None => now.at,
                     };
                 }
-                Ok(answer) => self.gone(answer, out),
+                Ok(answer) => self.gone(Operation::Renew, answer, out),
                 Err(error) => {
                     let fatal = leaving.reason == Reason::Expired && sent_at < leaving.since;
                     leaving.next = match leaving.working {
@@ -158,12 +160,14 @@ impl Machine {
             }
             Ok(answer) => {
                 let until = match &answer {
+                    // Nobody but this instance wins a lease that has its id as its value.
+                    Answer::Held(holding) if holding.holder == self.id => now.at,
                     Answer::Held(holding) => self.end_of(now, sent_at, holding),
                     _ => now.at,
                 };
                 self.leave(now, Reason::Lost, out);
-                self.rest = Rest { until, firm: false };
-                self.gone(answer, out);
+                self.rest_until = until;
+                self.gone(Operation::Renew, answer, out);
             }
             // It asked early because something had happened; what counts is the one in time.
             Err(_) if request.early => {}
@@ -189,14 +193,16 @@ impl Machine {
                 self.left(now, out);
             }
             Ok(Answer::Held(Holding { holder, token: Some(token), .. }))
-                if self.stop_by.is_some() && holder == self.id && token != leaving.token =>
+                if (self.stop_by.is_some() || leaving.token == UNKNOWN)
+                    && holder == self.id
+                    && token != leaving.token =>
             {
                 // An acquire of ours whose reply was lost has won: this is its term.
                 leaving.token = token;
                 leaving.next = now.at;
             }
             Ok(answer) => {
-                self.gone(answer, out);
+                self.gone(Operation::Release, answer, out);
                 self.left(now, out);
             }
             Err(error) if error.class() == Class::Configuration => {
@@ -206,25 +212,26 @@ impl Machine {
             }
             Err(error) => {
                 leaving.failed = Some(error);
-                leaving.next = now.at + RELEASE_PAUSE;
+                let passed = now.at.saturating_duration_since(leaving.since);
+                leaving.next = now.at + RELEASE_PAUSE.max(passed / RELEASE_PART);
             }
         }
     }
 
     /// The store says that the lease is not this term's.
-    fn gone(&mut self, answer: Answer, out: &mut Vec<Output>) {
+    fn gone(&mut self, operation: Operation, answer: Answer, out: &mut Vec<Output>) {
         if let State::Leaving(leaving) = &mut self.state {
             leaving.ours = false;
         }
         match answer {
-            Answer::Held(holding) => self.told_holding(holding, out),
+            Answer::Held(holding) => self.told_holding(operation, holding, out),
             _ => self.told(None, out),
         }
     }
 
-    fn told_holding(&mut self, holding: Holding, out: &mut Vec<Output>) {
+    fn told_holding(&mut self, operation: Operation, holding: Holding, out: &mut Vec<Output>) {
         if holding.remaining.is_none() {
-            out.push(Output::Unending { holder: holding.holder.clone() });
+            out.push(Output::Unending { operation, holder: holding.holder.clone() });
         }
         let id = holding.holder.as_str().to_owned();
         self.told(Some(Leader { id, token: holding.token }), out);

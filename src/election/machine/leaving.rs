@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Action, Machine, Moment, Operation, Output, Reason, Rest, State, StoreError, Unreleased};
+use super::{Action, Machine, Moment, Operation, Output, Reason, State, StoreError, Unreleased};
 use crate::election::clock::Instant;
 
 /// No term has this token: it asks the store which one this instance holds the lease under.
-const UNKNOWN: u64 = 0;
+pub(super) const UNKNOWN: u64 = 0;
 
 /// A term that has ended here, whose lease may still be held.
 #[derive(Debug)]
@@ -42,7 +42,12 @@ impl Machine {
             failed: None,
         };
         self.state = State::Leaving(leaving);
-        self.rest = Rest { until: now.at + self.timing.wait, firm: reason == Reason::LeadEnded };
+        let stand_back = now.at + self.timing.wait;
+        match reason {
+            Reason::Lost | Reason::SteppedDown | Reason::Stopped => {}
+            Reason::Expired | Reason::RenewError => self.rest_until = stand_back,
+            Reason::LeadEnded => self.pause_until = self.pause_until.max(stand_back),
+        }
         out.push(Output::Demoted { token, reason });
         if let Some(error) = failed.filter(|_| reason == Reason::Expired) {
             out.push(Output::Failed { operation: Operation::Renew, error });
@@ -50,18 +55,12 @@ impl Machine {
     }
 
     pub(super) fn step_down(&mut self, now: Moment, pause: Duration, out: &mut Vec<Output>) {
-        let rest = Rest { until: now.at + pause, firm: true };
-        if matches!(self.state, State::Leading(_)) {
-            self.leave(now, Reason::SteppedDown, out);
-            self.rest = rest;
-        } else if rest.until > self.rest.until {
-            self.rest = rest;
-        }
+        self.leave(now, Reason::SteppedDown, out);
+        self.pause_until = self.pause_until.max(now.at + pause);
         if let State::Following { next } = &mut self.state {
-            *next = (*next).max(self.rest.until);
-        } else {
-            self.shorten(now.at + self.timing.call_limit, out);
+            *next = (*next).max(self.pause_until);
         }
+        self.shorten(now.at + self.timing.call_limit, out);
     }
 
     pub(super) fn stop(&mut self, now: Moment, out: &mut Vec<Output>) {
@@ -92,16 +91,21 @@ impl Machine {
             self.finish(now, out);
             return true;
         }
-        if matches!(self.state, State::Following { .. }) && self.in_flight.is_none() {
-            if !self.unsettled {
-                self.finish(now, out);
-                return true;
-            }
-            // An acquire whose reply was lost may have won. The store's "no" tells the token to release.
-            self.unsettled = false;
-            self.state = State::Leaving(Leaving::untold(UNKNOWN, now.at, now.at + self.timing.ttl));
+        if matches!(self.state, State::Following { .. }) && self.in_flight.is_none() && !self.unsettled {
+            self.finish(now, out);
+            return true;
         }
         false
+    }
+
+    /// An instance that does not contend gives back what an acquire without a reply may have won.
+    pub(super) fn settle(&mut self, now: Moment) {
+        let idle = matches!(self.state, State::Following { .. }) && self.in_flight.is_none();
+        if idle && self.unsettled && (self.stop_by.is_some() || now.at < self.pause_until) {
+            self.unsettled = false;
+            // The store's "no" tells the token to release.
+            self.state = State::Leaving(Leaving::untold(UNKNOWN, now.at, now.at + self.timing.ttl));
+        }
     }
 
     pub(super) fn advance_leaving(&mut self, now: Moment, out: &mut Vec<Output>) {
@@ -151,7 +155,8 @@ impl Machine {
         }
         out.push(Output::Left { unreleased: self.unreleased(now) });
         let jitter = self.timing.jitter.mul_f64(now.dice);
-        self.state = State::Following { next: self.rest.until.max(now.at) + jitter };
+        let next = self.rest_until.max(self.pause_until).max(now.at);
+        self.state = State::Following { next: next + jitter };
     }
 
     fn finish(&mut self, now: Moment, out: &mut Vec<Output>) {

@@ -110,7 +110,7 @@ fn shown(output: &Output) -> String {
             None => format!("leader {id}"),
         },
         Output::Failed { operation, error } => format!("failed {operation}: {error}"),
-        Output::Unending { holder } => format!("unending {holder}"),
+        Output::Unending { operation, holder } => format!("unending {holder} seen by {operation}"),
         Output::FarAhead { token, by } => format!("token {token} ahead by {by:?}"),
         Output::Unheard => "unheard".into(),
         Output::Overrun { token, since } => format!("overrun {token} since {}", until(since)),
@@ -255,9 +255,9 @@ mod contending {
     fn a_lease_without_expiry_is_told_and_waited_for() {
         let mut scene = Scene::new(TIMING);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
-        scene.answer(10, held_by_go(None), &["unending go", "leader go"]);
+        scene.answer(10, held_by_go(None), &["unending go seen by acquire", "leader go"]);
         scene.wakes(1200, &["acquire attempt 2 floor 0 by 1700"]);
-        scene.answer(1210, held_by_go(None), &["unending go"]);
+        scene.answer(1210, held_by_go(None), &["unending go seen by acquire"]);
     }
 
     #[test]
@@ -470,7 +470,7 @@ mod contending {
     fn a_win_that_comes_into_a_pause_is_given_back() {
         let mut scene = Scene::new(TIMING);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
-        scene.at(5, step_down(700), &[]);
+        scene.at(5, step_down(700), &["shorten to 505"]);
         scene.answer(10, won(7), &["release 7 by 510"]);
         scene.answer(20, Ok(Answer::Released), &["left"]);
         scene.wakes(705, &["acquire attempt 2 floor 7 by 1205"]);
@@ -480,7 +480,7 @@ mod contending {
     fn an_attempt_that_fails_does_not_shorten_a_pause() {
         let mut scene = Scene::new(TIMING);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
-        scene.at(5, step_down(700), &[]);
+        scene.at(5, step_down(700), &["shorten to 505"]);
         scene.answer(10, not_sent(), &["failed connect: oh"]);
         scene.wakes(705, &["acquire attempt 2 floor 0 by 1205"]);
     }
@@ -581,8 +581,21 @@ mod leading_a_term {
     fn a_foreign_value_without_expiry_demotes_and_is_told() {
         let mut scene = leading(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
-        scene.answer(510, held_by_go(None), &["demoted 7 lost", "unending go", "leader go", "left"]);
+        scene.answer(
+            510,
+            held_by_go(None),
+            &["demoted 7 lost", "unending go seen by renew", "leader go", "left"],
+        );
         scene.wakes(1700, &["acquire attempt 2 floor 7 by 2200"]);
+    }
+
+    #[test]
+    fn a_lease_of_ours_whose_term_was_lost_is_won_anew_at_once() {
+        let mut scene = leading(TIMING);
+        scene.wakes(500, &["renew 7 by 950"]);
+        let holding = Holding { holder: "me".into(), token: None, remaining: Some(500 * MS) };
+        let again = "acquire attempt 2 floor 7 by 1010";
+        scene.answer(510, Ok(Answer::Held(holding)), &["demoted 7 lost", "leader me", "left", again]);
     }
 
     #[test]
@@ -801,6 +814,27 @@ mod stepping_down {
         scene.at(600, step_down(2000), &["demoted 7 stepped_down", "shorten to 1100"]);
         scene.answer(700, renewed(), &["release 7 by 1200"]);
         scene.answer(710, Ok(Answer::Released), &["leader none", "left"]);
+    }
+
+    #[test]
+    fn a_pause_that_is_shorter_than_the_rest_still_holds_after_a_wake() {
+        let mut scene = leading(TIMING);
+        scene.wakes(500, &["renew 7 by 950"]);
+        scene.answer(510, refused(), &["demoted 7 renew_error", "failed renew: oh", "release 7 by 1010"]);
+        scene.answer(520, Ok(Answer::Released), &["leader none", "left"]);
+        scene.at(600, step_down(1000), &[]).at(700, Input::Wake { token: 9 }, &[]);
+        scene.wakes(1600, &["acquire attempt 2 floor 7 by 2100"]);
+    }
+
+    #[test]
+    fn gives_back_what_an_attempt_without_a_reply_may_have_won() {
+        let mut scene = Scene::with(TIMING, 0.5);
+        scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
+        scene.answer(500, unknown(), &["failed acquire: oh"]);
+        scene.at(510, step_down(2000), &["release 0 by 1010"]);
+        scene.answer(520, held("me", 8, 400), &["release 8 by 1020"]);
+        scene.answer(530, Ok(Answer::Released), &["left"]);
+        scene.wakes(2510, &["acquire attempt 2 floor 8 by 3010"]);
     }
 
     #[test]

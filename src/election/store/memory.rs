@@ -67,7 +67,9 @@ impl MemoryStore {
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").field("groups", &self.lock().groups.len()).finish()
+        // Taken out first: who writes this may be slow.
+        let groups = self.lock().groups.len();
+        f.debug_struct("MemoryStore").field("groups", &groups).finish()
     }
 }
 
@@ -215,7 +217,7 @@ impl Shared {
             Action::Renew { token } if group.is_held(&operation.id, token) => {
                 let lease = group.lease.as_mut().expect("the lease is held");
                 let left = lease.expires - now;
-                lease.expires = now + operation.ttl;
+                lease.expires = now.saturating_add(operation.ttl);
                 Ok(Answer::Renewed { left })
             }
             Action::Release { token } if group.is_held(&operation.id, token) => {
@@ -256,7 +258,7 @@ impl Group {
         })?;
         let holder = operation.id.clone();
         self.term = Some(Term { token, holder: holder.clone(), attempt });
-        self.lease = Some(Lease { holder, expires: now + operation.ttl });
+        self.lease = Some(Lease { holder, expires: now.saturating_add(operation.ttl) });
         Ok(Answer::Won { token, ahead: Duration::from_micros(token.saturating_sub(time)) })
     }
 

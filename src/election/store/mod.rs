@@ -137,7 +137,6 @@ pub(crate) enum Action {
     /// Delete the lease and tell the followers, if it is held by this id under this token.
     Release { token: u64 },
     /// Read who holds the lease.
-    #[cfg_attr(not(test), expect(dead_code, reason = "asked by the stores' contract until status asks it"))]
     Look,
 }
 
