@@ -6,6 +6,7 @@
 mod support;
 
 mod command_line;
+mod embedding;
 mod harness;
 mod interop;
 mod listeners;
