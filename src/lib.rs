@@ -39,7 +39,8 @@
 //! The lease is a key with an expiry. An instance wins it where it is absent, and renews it at half its
 //! ttl; each is one script, atomic in Redis. Ttl less the stop margin after the last good renewal was
 //! *sent*, the instance leads no more, whatever has become of the answer: before the lease can be anybody
-//! else's. A follower is told how long the lease has left, and asks again right at its end.
+//! else's. A follower is told how long the lease has left, and asks again right at its end; a release
+//! wakes it before that.
 //!
 //! # Threads
 //!
@@ -47,9 +48,12 @@
 //! |---|---|---|
 //! | `tr-driver` | decides, keeps time, sends events; never does I/O, runs no code of the user's but the logger | with [`stop`](election::Elector::stop) or the drop of the elector |
 //! | `tr-io` | talks to the store, one operation at a time, each within its limit | before `tr-driver` |
+//! | `tr-wake` | listens for releases by other instances, on a connection of its own | before `tr-driver` |
+//! | `tr-hooks` | calls the [hooks](election::Builder::on_promote), if there are any | when the last hook has returned |
+//! | `tr-lead` | runs the [lead work](election::Builder::lead), in each term | when the work returns |
 //! | `tr-lookup` | one look-up of the server's name, for each connection that is dialled | with the look-up, which nothing can end earlier |
 //!
-//! If one of the first two panics, the elector leads no more, every waiting call returns
+//! If `tr-driver` or `tr-io` panics, the elector leads no more, every waiting call returns
 //! [`Dead`](election::ErrorKind::Dead), and all channels disconnect.
 //!
 //! # Limitations
@@ -66,7 +70,7 @@
 //! | level | what |
 //! |---|---|
 //! | error | a thread of an elector has died |
-//! | warn | a demotion that nobody asked for; a dropped elector that could not stop cleanly; a token far ahead of the store's time; a server whose role is not known |
+//! | warn | a demotion that nobody asked for; a panic of a hook or of the lead work; a dropped elector that could not stop cleanly; a token far ahead of the store's time; a server whose role is not known |
 //! | info | promoted, and demoted on request |
 //! | debug | failed attempts, reconnects, another leader |
 //! | trace | each operation |

@@ -299,7 +299,7 @@ impl Loop {
         match message {
             Message::Add(election) => {
                 let id = election.number();
-                self.wakes.add(election.group());
+                self.wakes.add(election.group(), election.wait());
                 self.elections.insert(id, *election);
                 self.alarms.insert((Instant::now(), id));
             }
@@ -317,15 +317,7 @@ impl Loop {
             Message::Answers(results) => {
                 let requests = self.flight.take().map_or_else(Vec::new, |flight| flight.requests);
                 for (request, result) in requests.into_iter().zip(results) {
-                    match request.purpose {
-                        Purpose::Machine { op } => self.call(request.election, Input::Answer { op, result }),
-                        Purpose::Look { done } => {
-                            if let Some(election) = self.elections.get(&request.election) {
-                                // Who has stopped waiting needs no answer.
-                                done.try_send(election.inspection(result)).ok();
-                            }
-                        }
-                    }
+                    self.answer(request, result);
                 }
             }
             Message::Listening => self.listening = true,
@@ -341,6 +333,19 @@ impl Loop {
             Message::IoEnded => return false,
         }
         true
+    }
+
+    /// Tells who asked what the store says.
+    fn answer(&mut self, request: Request, result: Result<Answer, StoreError>) {
+        match request.purpose {
+            Purpose::Machine { op } => self.call(request.election, Input::Answer { op, result }),
+            Purpose::Look { done } => {
+                if let Some(election) = self.elections.get(&request.election) {
+                    // Who has stopped waiting needs no answer.
+                    done.try_send(election.inspection(result)).ok();
+                }
+            }
+        }
     }
 
     /// Asks the store who leads the group of an election.
@@ -436,13 +441,7 @@ impl Loop {
             // It waited for a batch that took longer than its own time. Its instance may have stopped since.
             let (request, _) = self.waiting.remove(late);
             let error = StoreError::new(Outcome::NotSent, Class::Passing, "the store was busy for too long");
-            match request.purpose {
-                Purpose::Machine { op } => {
-                    self.call(request.election, Input::Answer { op, result: Err(error) });
-                }
-                // Dropping it tells.
-                Purpose::Look { .. } => {}
-            }
+            self.answer(request, Err(error));
         }
         if self.waiting.is_empty() {
             return;

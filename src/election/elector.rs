@@ -496,7 +496,9 @@ impl Builder {
             outlets.subscribe(sender);
             let (hooks, commands) = (self.hooks, standing.commands.clone());
             let body = move || hooks.run(&events, &commands);
-            hooks_thread = Some(Thread::spawn(owner, Place::Hook, "tr-hooks", body)?);
+            // Without an election to come, the driver's threads end.
+            let spawned = Thread::spawn(owner, Place::Hook, "tr-hooks", body).inspect_err(|_| driver.close());
+            hooks_thread = Some(spawned?);
         }
         let lead = Lead::new(owner, self.lead);
         let for_driver = Arc::clone(&standing);

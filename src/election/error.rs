@@ -159,9 +159,9 @@ impl Error {
         Self::new(ErrorKind::Configuration, message)
     }
 
-    /// Whether this says that the hook with this name has panicked.
-    pub(crate) fn is_panic_of(&self, hook: &str) -> bool {
-        self.0.kind == ErrorKind::Panicked && self.0.message.starts_with(hook)
+    /// Whether this is a clone of that error.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// A session with the store could not be opened.

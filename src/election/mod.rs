@@ -20,4 +20,4 @@ pub use event::{Demotion, Event, Leader, Reason};
 pub use leadership::Leadership;
 pub use options::RenewError;
 pub use status::{Counters, Inspection, Role, Status, inspect};
-pub use store::{LeaseStore, MemoryStore, RedisStore};
+pub use store::{LeaseStore, MemoryStore, RedisStore, Switch};

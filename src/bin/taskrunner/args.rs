@@ -17,12 +17,22 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Show an election among three candidates in this process: a crash, a clean stop, and who leads then
+    ///
+    /// It takes about ten seconds and needs no server: the candidates share a store in this process's memory.
+    Demo,
+
     /// Contend for the leadership of a group, as one candidate, and tell what happens
     ///
-    /// Contends until it is stopped by SIGTERM or SIGINT (Ctrl-C), which give the leadership back, so that
-    /// another candidate can have it. A second signal ends the process without that.
+    /// Contends until it is stopped by SIGTERM or SIGINT (Ctrl-C), which release the lease: a candidate that
+    /// follows leads about a round trip later. A second signal ends the process without that; then the lease
+    /// ends by itself, as after a crash.
     #[command(after_long_help = CAMPAIGN_NOTES)]
     Campaign(Campaign),
+
+    /// Say who leads a group
+    #[command(after_long_help = STATUS_NOTES)]
+    Status(Status),
 }
 
 const CAMPAIGN_NOTES: &str = "\
@@ -33,6 +43,14 @@ Exit status:
 
 The library's log goes to standard error; set RUST_LOG (for example to taskrunner=debug) to see more of it.";
 
+const STATUS_NOTES: &str = "\
+The holder is whoever has the lease, as Redis says. It has no token if it is an instance of the Go version.
+
+Exit status:
+  0  Redis has answered, also if nobody leads
+  1  Redis did not answer, or standard output was closed
+  2  an option or the URL was refused";
+
 const REDIS_HELP: &str = "\
 The Redis server: redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], or unix:///PATH for a socket
 
@@ -42,7 +60,7 @@ A command line can be read by every user of the machine; a URL with a password b
 /// Which election, on which Redis.
 #[derive(clap::Args)]
 pub(crate) struct Target {
-    /// The group whose leader is elected
+    /// The group
     #[arg(long, value_name = "NAME")]
     pub(crate) group: String,
 
@@ -64,11 +82,13 @@ pub(crate) struct Campaign {
     #[command(flatten)]
     pub(crate) target: Target,
 
-    /// How long the lease lasts without renewal: about the longest time without a leader after a crash
+    /// How long the lease lasts without renewal: the longest time without a leader after a crash, but for
+    /// the jitter and a round trip
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) ttl: Duration,
 
-    /// The longest time between two attempts of a follower
+    /// The longest time between two attempts of a follower, which otherwise come at the lease's end and at
+    /// once after a release; and how long an instance rests after a failed renewal
     #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = duration)]
     pub(crate) wait: Duration,
 
@@ -100,9 +120,19 @@ pub(crate) struct Campaign {
     pub(crate) format: Format,
 }
 
+#[derive(clap::Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) target: Target,
+
+    /// How the answer is written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    pub(crate) format: Format,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnRenewError {
-    /// Step aside at once, and contend again after the wait
+    /// Lead no more at once, release the lease as soon as Redis answers, and contend again after the wait
     Demote,
     /// Stay the leader, and try again until the deadline of the last good renewal
     Retry,
@@ -183,6 +213,7 @@ mod tests {
         let line = ["taskrunner", "campaign"].iter().chain(line);
         match Args::try_parse_from(line) {
             Ok(Args { command: Command::Campaign(options) }) => Ok(options),
+            Ok(_) => panic!("another command"),
             Err(error) => Err(complaint(&error)),
         }
     }

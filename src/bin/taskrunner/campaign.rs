@@ -8,20 +8,22 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
-use env_logger::Env;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::{Handle, Signals};
 use taskrunner::election::{Elector, Error, ErrorKind, Event, RedisStore};
 
-use crate::Failure;
 use crate::args::Campaign;
 use crate::lines::{Format, Line, What};
-use crate::sample;
+use crate::{Failure, failed, print, sample, start_log};
 
 /// Contends until a signal comes.
 pub(crate) fn run(options: &Campaign, out: &mut impl Write) -> Result<ExitCode, Failure> {
-    start_log(options.format);
+    start_log(match options.format {
+        Format::Text => "warn",
+        // A program that reads JSON is not told twice.
+        Format::Json => "off",
+    });
     let store = RedisStore::open(&options.target.redis).map_err(refused)?;
     // Before the elector starts, so that a signal gives the lease back from the first command on.
     let (signals, watch) = watch_signals().map_err(|error| failed("cannot listen for signals", &error))?;
@@ -172,14 +174,8 @@ struct Printer<'a, W> {
 }
 
 impl<W: Write> Printer<'_, W> {
-    /// Prints one line, and sees to it that its reader gets it now.
     fn print(&mut self, line: &Line) -> Result<(), Failure> {
-        let mut text = line.render(self.format);
-        text.push('\n');
-        self.out
-            .write_all(text.as_bytes())
-            .and_then(|()| self.out.flush())
-            .map_err(|error| failed("cannot write to standard output", &error))
+        print(self.out, line.render(self.format))
     }
 }
 
@@ -215,16 +211,6 @@ fn wait_for_signal(mut signals: Signals) {
     signals.forever().next();
 }
 
-/// Lets the library's log out on standard error. A program that reads JSON is not told twice.
-fn start_log(format: Format) {
-    let level = match format {
-        Format::Text => "warn",
-        Format::Json => "off",
-    };
-    // It fails only where there is a logger already, and that one will do.
-    env_logger::Builder::from_env(Env::default().default_filter_or(level)).try_init().ok();
-}
-
 fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -243,8 +229,4 @@ fn refused(error: Error) -> Failure {
         ErrorKind::Configuration => Failure::Usage(error.to_chain()),
         _ => Failure::Run(error.to_chain()),
     }
-}
-
-fn failed(act: &str, error: &io::Error) -> Failure {
-    Failure::Run(format!("{act}: {error}"))
 }

@@ -10,7 +10,7 @@ use taskrunner::election::{ErrorKind, Event};
 /// How the lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// A timeline to read
+    /// For people
     Text,
     /// One JSON object a line, for programs
     Json,
@@ -199,19 +199,19 @@ fn kind(kind: ErrorKind) -> &'static str {
 }
 
 /// A JSON object whose fields stand in the order in which they were added.
-struct Object(String);
+pub(crate) struct Object(String);
 
 impl Object {
-    fn new(key: &'static str, value: impl Into<Value>) -> Self {
+    pub(crate) fn new(key: &'static str, value: impl Into<Value>) -> Self {
         Self("{".to_owned()).add(key, value.into())
     }
 
-    fn field(mut self, key: &'static str, value: impl Into<Value>) -> Self {
+    pub(crate) fn field(mut self, key: &'static str, value: impl Into<Value>) -> Self {
         self.0.push(',');
         self.add(key, value.into())
     }
 
-    fn end(mut self) -> String {
+    pub(crate) fn end(mut self) -> String {
         self.0.push('}');
         self.0
     }

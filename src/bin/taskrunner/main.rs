@@ -2,13 +2,16 @@
 
 mod args;
 mod campaign;
+mod demo;
 mod lines;
 mod sample;
+mod status;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use env_logger::Env;
 
 use crate::args::{Args, Command};
 
@@ -35,8 +38,28 @@ fn main() -> ExitCode {
 
 fn dispatch(command: &Command, out: &mut impl Write) -> Result<ExitCode, Failure> {
     match command {
+        Command::Demo => demo::run(out),
         Command::Campaign(options) => campaign::run(options, out),
+        Command::Status(options) => status::run(options, out),
     }
+}
+
+/// Prints one line, and sees to it that its reader gets it now.
+fn print(out: &mut impl Write, mut line: String) -> Result<(), Failure> {
+    line.push('\n');
+    out.write_all(line.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| failed("cannot write to standard output", &error))
+}
+
+fn failed(act: &str, error: &io::Error) -> Failure {
+    Failure::Run(format!("{act}: {error}"))
+}
+
+/// Lets the library's log out on standard error: from `level` on, unless RUST_LOG says otherwise.
+fn start_log(level: &str) {
+    // It fails only where there is a logger already, and that one will do.
+    env_logger::Builder::from_env(Env::default().default_filter_or(level)).try_init().ok();
 }
 
 /// Shows the help or the version where those were asked for, else says in one line what is wrong.

@@ -89,6 +89,11 @@ impl Election {
         &self.group
     }
 
+    /// How long this instance waits before it tries again what cannot work.
+    pub(super) fn wait(&self) -> Duration {
+        self.timing.wait
+    }
+
     /// The operation that asks who leads, and until when it may take.
     pub(super) fn look(&self) -> (Operation, Instant) {
         (look(&self.group), Instant::now() + self.timing.call_limit)

@@ -32,6 +32,8 @@ impl Hooks {
     /// state: a term that it has told begins once and ends once.
     pub(crate) fn run(mut self, events: &Receiver<Event>, commands: &Commands) {
         let mut told = None;
+        // What the error hook's own panic is told as: that must not call it again.
+        let mut own_panic: Option<Error> = None;
         for event in events {
             match event {
                 Event::Promoted(leadership) if told != Some(leadership.token()) => {
@@ -42,11 +44,8 @@ impl Hooks {
                     told = None;
                     call("on_demote", &mut self.demote, demotion, commands);
                 }
-                Event::Error(error) => {
-                    // A panic of the error hook must not call it again with itself.
-                    if !error.is_panic_of("on_error") {
-                        call("on_error", &mut self.error, error, commands);
-                    }
+                Event::Error(error) if !own_panic.as_ref().is_some_and(|own| own.is(&error)) => {
+                    own_panic = call("on_error", &mut self.error, error, commands).or(own_panic);
                 }
                 _ => {}
             }
@@ -64,12 +63,14 @@ impl fmt::Debug for Hooks {
     }
 }
 
-fn call<T>(name: &'static str, hook: &mut Hook<T>, argument: T, commands: &Commands) {
-    let Some(hook) = hook else { return };
+/// Calls a hook; what it panicked with is told to everybody, and returned.
+fn call<T>(name: &'static str, hook: &mut Hook<T>, argument: T, commands: &Commands) -> Option<Error> {
+    let hook = hook.as_mut()?;
     // A hook is called again after a panic; what it left behind is its own affair.
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| hook(argument))) {
-        commands.send(Command::Report(Error::panicked(name, message_of(&*panic))));
-    }
+    let panic = catch_unwind(AssertUnwindSafe(|| hook(argument))).err()?;
+    let error = Error::panicked(name, message_of(&*panic));
+    commands.send(Command::Report(error.clone()));
+    Some(error)
 }
 
 /// What a panic says, where it says it as text.

@@ -14,11 +14,11 @@ use crate::election::store::{Bell, Budget, Class, Heard, Listener};
 
 /// The first back-off after the connection was lost; it doubles with each further failure.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
-/// The longest back-off, and how often a listener without the right to listen asks again.
+/// The longest back-off.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 
 enum Order {
-    Add(Group),
+    Add(Group, Duration),
     Remove(Group),
     /// The connection may be half open: make another.
     Remake,
@@ -49,13 +49,21 @@ impl Wakes {
         // Few orders come, and never faster than elections begin and end.
         let (orders, work) = unbounded();
         let of_thread = Arc::clone(&waiting);
-        let ear = Ear { listener, waiting: of_thread, orders: work, inbox, groups: Vec::new() };
+        let ear = Ear {
+            listener,
+            waiting: of_thread,
+            orders: work,
+            inbox,
+            groups: Vec::new(),
+            wait: Duration::ZERO,
+        };
         let thread = Thread::spawn(owner, Place::Engine, "tr-wake", move || ear.run())?;
         Ok(Self { orders, waiting, thread })
     }
 
-    pub(super) fn add(&self, group: &Group) {
-        self.order(Order::Add(group.clone()));
+    /// Listens for a group's wakes, too. Without the right to, it asks again after `wait`.
+    pub(super) fn add(&self, group: &Group, wait: Duration) {
+        self.order(Order::Add(group.clone(), wait));
     }
 
     pub(super) fn remove(&self, group: &Group) {
@@ -100,6 +108,8 @@ struct Ear {
     orders: Receiver<Order>,
     inbox: Sender<Message>,
     groups: Vec<Group>,
+    /// The longest `wait` of these groups.
+    wait: Duration,
 }
 
 impl Ear {
@@ -129,8 +139,12 @@ impl Ear {
                 Err(error) => {
                     log::debug!("the wake connection: {error}");
                     let pause = match error.class() {
-                        Class::Configuration => LONGEST_BACKOFF,
-                        _ => FIRST_BACKOFF.saturating_mul(1 << failures.min(10)).min(LONGEST_BACKOFF),
+                        Class::Configuration => self.wait,
+                        // Spread, so that instances do not come back in step.
+                        _ => FIRST_BACKOFF
+                            .saturating_mul(1 << failures.min(10))
+                            .min(LONGEST_BACKOFF)
+                            .mul_f64(rand::random()),
                     };
                     failures = failures.saturating_add(1);
                     if self.inbox.send(Message::WakeLost(error)).is_err() || !self.pause(pause) {
@@ -158,18 +172,20 @@ impl Ear {
 
     fn follow(&mut self, order: Order) {
         match order {
-            Order::Add(group) => self.groups.push(group),
+            Order::Add(group, wait) => {
+                self.groups.push(group);
+                self.wait = self.wait.max(wait);
+            }
             Order::Remove(group) => self.groups.retain(|other| *other != group),
             Order::Remake => self.listener.reset(),
         }
     }
 
-    /// Waits before the next connection, spread so that instances do not come back in step; false when
-    /// the thread is to end.
+    /// Waits before the next connection; false when the thread is to end.
     fn pause(&mut self, pause: Duration) -> bool {
-        let until = std::time::Instant::now() + pause.mul_f64(rand::random());
+        let until = Instant::now() + pause;
         loop {
-            match self.orders.recv_deadline(until) {
+            match self.orders.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(order) => self.follow(order),
                 Err(RecvTimeoutError::Timeout) => return true,
                 Err(RecvTimeoutError::Disconnected) => return false,

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -33,6 +34,7 @@ use crate::election::term::{LONGEST_TOKEN, next_token};
 #[derive(Clone, Default)]
 pub struct MemoryStore {
     shared: Arc<Mutex<Shared>>,
+    connection: Arc<Connection>,
 }
 
 impl MemoryStore {
@@ -48,7 +50,7 @@ impl MemoryStore {
     #[must_use]
     pub fn with_manual_clock() -> Self {
         let shared = Shared { manual: Some(Duration::ZERO), ..Shared::default() };
-        Self { shared: Arc::new(Mutex::new(shared)) }
+        Self { shared: Arc::new(Mutex::new(shared)), connection: Arc::default() }
     }
 
     /// Moves the clock of a store made by [`with_manual_clock`](Self::with_manual_clock); else does nothing.
@@ -57,6 +59,41 @@ impl MemoryStore {
         if let Some(now) = &mut shared.manual {
             *now = now.saturating_add(by);
         }
+    }
+
+    /// The same leases over a connection of its own, which the switch can cut: for tests of what happens
+    /// when an instance is cut off, or has crashed, which is the same to the others.
+    ///
+    /// While it is cut, every operation over it fails with an error of kind
+    /// [`Passing`](crate::election::ErrorKind::Passing) and has no effect, and no wake is heard. Clones of the
+    /// store that is returned share the connection; this one is not touched by it.
+    ///
+    /// # Examples
+    ///
+    /// A leader that is cut off leads no more by the time another one does:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use taskrunner::election::{Elector, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// let (to_be_cut, switch) = store.with_switch();
+    /// let ttl = Duration::from_millis(300);
+    /// let one = Elector::builder(to_be_cut, "demo").ttl(ttl).start()?;
+    /// let first = one.wait_for_leadership(Duration::from_secs(10))?;
+    /// let two = Elector::builder(store, "demo").ttl(ttl).start()?;
+    ///
+    /// switch.cut();
+    /// let second = two.wait_for_leadership(Duration::from_secs(10))?;
+    /// assert!(!first.is_valid());
+    /// assert!(second.token() > first.token());
+    /// # Ok::<(), taskrunner::election::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_switch(&self) -> (Self, Switch) {
+        let store = Self { shared: Arc::clone(&self.shared), connection: Arc::default() };
+        let switch = Switch { store: store.clone() };
+        (store, switch)
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -73,6 +110,67 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
+/// Cuts and mends the connection of a store that was made by [`MemoryStore::with_switch`].
+#[derive(Clone)]
+pub struct Switch {
+    store: MemoryStore,
+}
+
+impl Switch {
+    /// Cuts the connection, if it is whole. Once this has returned nothing reaches the leases over it.
+    pub fn cut(&self) {
+        let shared = self.store.lock();
+        let connection = &self.store.connection;
+        if !connection.cut.swap(true, Ordering::Relaxed) {
+            connection.cuts.fetch_add(1, Ordering::Relaxed);
+            shared.ring(connection);
+        }
+    }
+
+    /// Mends the connection, if it is cut.
+    pub fn mend(&self) {
+        let shared = self.store.lock();
+        let connection = &self.store.connection;
+        if connection.cut.swap(false, Ordering::Relaxed) {
+            shared.ring(connection);
+        }
+    }
+}
+
+impl fmt::Debug for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Switch").field("cut", &self.store.connection.is_cut()).finish()
+    }
+}
+
+/// The way from a store's clones to the leases. It changes under the lock of these only, which orders it
+/// with all that is done to them.
+#[derive(Default)]
+struct Connection {
+    cut: AtomicBool,
+    /// How often it was cut: a listener sees by it that it has missed something, however short that was.
+    cuts: AtomicU64,
+}
+
+impl Connection {
+    fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Relaxed)
+    }
+
+    fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::Relaxed)
+    }
+
+    /// Fails while it is cut.
+    fn check(&self) -> Result<(), StoreError> {
+        if self.is_cut() { Err(Self::error()) } else { Ok(()) }
+    }
+
+    fn error() -> StoreError {
+        StoreError::new(Outcome::NotSent, Class::Passing, "the connection is cut")
+    }
+}
+
 impl LeaseStore for MemoryStore {}
 
 impl sealed::Open for MemoryStore {
@@ -82,9 +180,9 @@ impl sealed::Open for MemoryStore {
 
     fn listen(&self) -> std::io::Result<Box<dyn Listener>> {
         let (bell, end) = Bell::new()?;
-        let ear = Ear { wakes: Arc::default(), bell };
-        let listening = false;
-        Ok(Box::new(MemoryListener { store: self.clone(), ear, end, listening }))
+        let ear = Ear { wakes: Arc::default(), bell, connection: Arc::clone(&self.connection) };
+        self.lock().ears.push(ear.clone());
+        Ok(Box::new(MemoryListener { store: self.clone(), ear, end, listening: None }))
     }
 }
 
@@ -93,6 +191,7 @@ impl sealed::Open for MemoryStore {
 struct Ear {
     wakes: Arc<Mutex<VecDeque<Heard>>>,
     bell: Bell,
+    connection: Arc<Connection>,
 }
 
 impl Ear {
@@ -104,6 +203,9 @@ impl Ear {
     }
 
     fn tell(&self, wake: Heard) {
+        if self.connection.is_cut() {
+            return;
+        }
         let mut wakes = self.wakes();
         if wakes.len() == Self::WAKES {
             wakes.pop_front();
@@ -117,17 +219,39 @@ struct MemoryListener {
     store: MemoryStore,
     ear: Ear,
     end: BellEnd,
-    listening: bool,
+    /// How often the connection had been cut when it began to listen; none while it does not.
+    listening: Option<u64>,
+}
+
+impl MemoryListener {
+    /// Begins to listen, if it does not and can. Says that it has begun, or that a cut has ended it.
+    fn connect(&mut self) -> Result<Option<Heard>, StoreError> {
+        let _shared = self.store.lock();
+        let connection = &self.store.connection;
+        match self.listening {
+            Some(cuts) if cuts == connection.cuts() => Ok(None),
+            Some(_) => {
+                self.listening = None;
+                Err(Connection::error())
+            }
+            // The loss was told; there is nothing more to tell until the connection is mended.
+            None if connection.is_cut() => Ok(None),
+            None => {
+                self.listening = Some(connection.cuts());
+                self.ear.wakes().clear();
+                Ok(Some(Heard::Listening))
+            }
+        }
+    }
 }
 
 impl Listener for MemoryListener {
     fn next(&mut self, groups: &[GroupName], budget: &Budget) -> Result<Heard, StoreError> {
-        if !self.listening {
-            self.listening = true;
-            self.store.lock().ears.push(self.ear.clone());
-            return Ok(Heard::Listening);
-        }
-        while let Some(left) = budget.remaining() {
+        loop {
+            if let Some(begun) = self.connect()? {
+                return Ok(begun);
+            }
+            let Some(left) = budget.remaining() else { return Ok(Heard::Nothing) };
             let heard = self.ear.wakes().pop_front();
             match heard {
                 Some(Heard::Wake { lease, token }) if groups.iter().any(|group| group.lease() == lease) => {
@@ -137,12 +261,10 @@ impl Listener for MemoryListener {
                 None => self.end.wait(left),
             }
         }
-        Ok(Heard::Nothing)
     }
 
     fn reset(&mut self) {
-        self.listening = false;
-        self.store.lock().ears.retain(|ear| !Arc::ptr_eq(&ear.wakes, &self.ear.wakes));
+        self.listening = None;
     }
 
     fn bell(&self) -> Bell {
@@ -152,7 +274,7 @@ impl Listener for MemoryListener {
 
 impl Drop for MemoryListener {
     fn drop(&mut self) {
-        self.reset();
+        self.store.lock().ears.retain(|ear| !Arc::ptr_eq(&ear.wakes, &self.ear.wakes));
     }
 }
 
@@ -162,7 +284,7 @@ impl Session for MemoryStore {
         batch
             .iter()
             .map(|operation| match budget.remaining() {
-                Some(_) => shared.execute(operation),
+                Some(_) => self.connection.check().and_then(|()| shared.execute(operation)),
                 None => {
                     Err(StoreError::new(Outcome::NotSent, Class::Passing, "there was no time left to begin"))
                 }
@@ -206,6 +328,12 @@ impl Shared {
     /// The time of the leases: since the clock's origin, or since this store was made.
     fn now(&self) -> Duration {
         self.manual.unwrap_or_else(|| Duration::from_nanos(Instant::now().as_nanos()))
+    }
+
+    /// Makes the listeners on a connection look at it.
+    fn ring(&self, connection: &Arc<Connection>) {
+        let ears = self.ears.iter().filter(|ear| Arc::ptr_eq(&ear.connection, connection));
+        ears.for_each(|ear| ear.bell.ring());
     }
 
     fn execute(&mut self, operation: &Operation) -> Result<Answer, StoreError> {

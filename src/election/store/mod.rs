@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub(crate) use budget::{Bell, Budget};
-pub use memory::MemoryStore;
+pub use memory::{MemoryStore, Switch};
 pub use redis::RedisStore;
 
 use super::key::{Group, InstanceId};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::sealed::Open;
 use super::{
-    Action, Answer, Budget, Class, Holding, MemoryStore, Operation, Outcome, RedisStore, Session, StoreError,
+    Action, Answer, Budget, Class, Heard, Holding, Listener, MemoryStore, Operation, Outcome, RedisStore,
+    Session, StoreError,
 };
 use crate::election::clock::Instant;
 use crate::election::key::{Group, InstanceId};
@@ -18,11 +19,16 @@ const TTL: Duration = Duration::from_secs(30);
 /// More than any operation takes on a busy machine; a session that hangs fails the test by it.
 const BUDGET: Duration = Duration::from_secs(20);
 
+/// The budget of a wait that nothing is to end.
+const SHORT: Duration = Duration::from_millis(50);
+
 type Result = std::result::Result<Answer, StoreError>;
 
-/// A store to test on: sessions that share their leases, and a way to let time pass for these.
+/// A store to test on: sessions that share their leases, listeners to their releases, and a way to let time pass
+/// for the leases.
 struct Ground<'a> {
     open: &'a dyn Fn() -> Box<dyn Session>,
+    listen: &'a dyn Fn() -> Box<dyn Listener>,
     elapse: &'a dyn Fn(Duration),
 }
 
@@ -85,6 +91,43 @@ impl Candidate {
     fn look(&mut self) -> Result {
         self.act(Action::Look)
     }
+
+    /// Wins a term and gives it back; returns what is heard of it.
+    #[track_caller]
+    fn come_and_go(&mut self) -> Heard {
+        let token = self.win();
+        answers(self.release(token), Answer::Released);
+        Heard::Wake { lease: self.group.lease().to_owned(), token }
+    }
+}
+
+/// What a listener hears next, within this time.
+fn heard(
+    listener: &mut dyn Listener,
+    groups: &[Group],
+    within: Duration,
+) -> std::result::Result<Heard, StoreError> {
+    let budget = Budget::new(Instant::now() + within, &listener.bell());
+    listener.next(groups, &budget)
+}
+
+#[track_caller]
+fn hears(listener: &mut dyn Listener, groups: &[Group], expected: Heard) {
+    match heard(listener, groups, BUDGET) {
+        Ok(heard) => assert_eq!(heard, expected),
+        Err(error) => panic!("{expected:?} was to be heard: {error:?}"),
+    }
+}
+
+/// Waits for the whole of a short budget in vain.
+#[track_caller]
+fn hears_nothing(listener: &mut dyn Listener, groups: &[Group]) {
+    let from = Instant::now();
+    match heard(listener, groups, SHORT) {
+        Ok(heard) => assert_eq!(heard, Heard::Nothing),
+        Err(error) => panic!("nothing was to be heard: {error:?}"),
+    }
+    assert!(from.elapsed() >= SHORT, "it waited for {:?} only", from.elapsed());
 }
 
 fn execute(session: &mut dyn Session, batch: &[Operation]) -> Vec<Result> {
@@ -130,6 +173,11 @@ fn contract(ground: &Ground<'_>) {
     a_lease_ends_after_its_ttl(ground);
     nobody_is_nobody(ground);
     a_batch_keeps_its_groups_apart(ground);
+    a_listener_says_first_that_it_listens_and_then_hears_each_release(ground);
+    a_listener_hears_nothing_of_other_groups_and_nothing_that_is_no_release(ground);
+    a_listener_hears_of_all_its_groups_and_of_those_it_is_given_later(ground);
+    a_wait_for_a_wake_is_ended_by_another_thread(ground);
+    a_listener_that_was_reset_listens_anew(ground);
 }
 
 fn one_holder_at_a_time(ground: &Ground<'_>) {
@@ -275,10 +323,170 @@ fn a_batch_keeps_its_groups_apart(ground: &Ground<'_>) {
     assert!(execute(&mut *a.session, &[]).is_empty());
 }
 
+fn a_listener_says_first_that_it_listens_and_then_hears_each_release(ground: &Ground<'_>) {
+    let group = group();
+    let (mut a, mut b) = (ground.candidate(&group, "a"), ground.candidate(&group, "b"));
+    let groups = [group];
+    a.come_and_go();
+    let mut listener = (ground.listen)();
+    hears(&mut *listener, &groups, Heard::Listening);
+    // What came before is not heard, and what comes between two waits is.
+    let wakes = [a.come_and_go(), b.come_and_go()];
+    for wake in wakes {
+        hears(&mut *listener, &groups, wake);
+    }
+    hears_nothing(&mut *listener, &groups);
+    let wake = thread::scope(|scope| {
+        // It comes while the listener waits.
+        let releasing = scope.spawn(|| a.come_and_go());
+        let heard = heard(&mut *listener, &groups, BUDGET).expect("a wake");
+        assert_eq!(heard, releasing.join().expect("no panic"));
+        heard
+    });
+    assert!(matches!(wake, Heard::Wake { .. }));
+}
+
+fn a_listener_hears_nothing_of_other_groups_and_nothing_that_is_no_release(ground: &Ground<'_>) {
+    let (mut mine, mut other) = (ground.candidate(&group(), "a"), ground.candidate(&group(), "a"));
+    let groups = [mine.group.clone()];
+    let mut listener = (ground.listen)();
+    hears(&mut *listener, &groups, Heard::Listening);
+    other.come_and_go();
+    let token = mine.win();
+    assert!(matches!(mine.renew(token), Ok(Answer::Renewed { .. })));
+    // A release of a term that is not the lease's is none.
+    assert_eq!(held(mine.release(token + 1)).token, Some(token));
+    hears_nothing(&mut *listener, &groups);
+    answers(mine.release(token), Answer::Released);
+    hears(&mut *listener, &groups, Heard::Wake { lease: groups[0].lease().to_owned(), token });
+}
+
+fn a_listener_hears_of_all_its_groups_and_of_those_it_is_given_later(ground: &Ground<'_>) {
+    let mut all: Vec<_> = (0..3).map(|_| ground.candidate(&group(), "a")).collect();
+    let groups: Vec<_> = all.iter().map(|candidate| candidate.group.clone()).collect();
+    let mut listener = (ground.listen)();
+    hears(&mut *listener, &groups[..2], Heard::Listening);
+    let wakes = [all[1].come_and_go(), all[0].come_and_go()];
+    for wake in wakes {
+        hears(&mut *listener, &groups[..2], wake);
+    }
+    // It may have to listen anew for the third; then it says so.
+    let again = heard(&mut *listener, &groups, SHORT).expect("it listens");
+    assert!(matches!(again, Heard::Listening | Heard::Nothing), "{again:?}");
+    for candidate in &mut all {
+        let wake = candidate.come_and_go();
+        hears(&mut *listener, &groups, wake);
+    }
+    let again = heard(&mut *listener, &groups[2..], SHORT).expect("it listens");
+    assert!(matches!(again, Heard::Listening | Heard::Nothing), "{again:?}");
+    all[0].come_and_go();
+    let wake = all[2].come_and_go();
+    hears(&mut *listener, &groups[2..], wake);
+}
+
+fn a_wait_for_a_wake_is_ended_by_another_thread(ground: &Ground<'_>) {
+    let mut a = ground.candidate(&group(), "a");
+    let groups = [a.group.clone()];
+    let mut listener = (ground.listen)();
+    hears(&mut *listener, &groups, Heard::Listening);
+    // Without an end of its own, as the election's thread waits.
+    let budget = Budget::new(Instant::NEVER, &listener.bell());
+    let (ending, ended) = thread::scope(|scope| {
+        let ending = scope.spawn(|| {
+            // Nothing tells that the other thread waits; the outcome is the same if it does not yet.
+            thread::sleep(SHORT);
+            let at = Instant::now();
+            budget.shorten(at);
+            at
+        });
+        let heard = listener.next(&groups, &budget).expect("no error");
+        assert_eq!(heard, Heard::Nothing);
+        (ending.join().expect("no panic"), Instant::now())
+    });
+    assert!(ended.saturating_duration_since(ending) < BUDGET / 10, "it was ended late");
+    // The next wait is not ended by what ended this one, and hears what came between them.
+    let wake = a.come_and_go();
+    hears(&mut *listener, &groups, wake);
+}
+
+fn a_listener_that_was_reset_listens_anew(ground: &Ground<'_>) {
+    let mut a = ground.candidate(&group(), "a");
+    let groups = [a.group.clone()];
+    let mut listener = (ground.listen)();
+    hears(&mut *listener, &groups, Heard::Listening);
+    a.come_and_go();
+    listener.reset();
+    a.come_and_go();
+    hears(&mut *listener, &groups, Heard::Listening);
+    hears_nothing(&mut *listener, &groups);
+    let wake = a.come_and_go();
+    hears(&mut *listener, &groups, wake);
+}
+
 #[test]
 fn the_memory_store_keeps_the_contract() {
     let store = MemoryStore::with_manual_clock();
-    contract(&Ground { open: &|| open(&store), elapse: &|time| store.advance(time) });
+    contract(&Ground {
+        open: &|| open(&store),
+        listen: &|| listen(&store),
+        elapse: &|time| store.advance(time),
+    });
+}
+
+#[test]
+fn over_a_connection_that_is_cut_nothing_is_done_and_the_listener_is_told_once() {
+    let store = MemoryStore::with_manual_clock();
+    let (cuttable, switch) = store.with_switch();
+    let group = group();
+    let candidate = |store, id| Ground { open: &|| open(store), listen: &|| listen(store), elapse: &|_| {} }.candidate(&group, id);
+    let (mut a, mut b) = (candidate(&cuttable, "a"), candidate(&store, "b"));
+    let mut listener = cuttable.listen().expect("the system has descriptors left");
+    let hear = |listener: &mut Box<dyn Listener>, limit| {
+        listener.next(std::slice::from_ref(&group), &Budget::new(Instant::now() + limit, &listener.bell()))
+    };
+    let lost = |heard: std::result::Result<Heard, StoreError>| {
+        let error = heard.expect_err("the connection was cut");
+        assert_eq!((error.outcome(), error.class()), (Outcome::NotSent, Class::Passing), "{error}");
+    };
+    assert_eq!(hear(&mut listener, BUDGET).expect("it listens"), Heard::Listening);
+    let token = a.win();
+    thread::scope(|scope| {
+        // Whether it waits already or not yet, it is told.
+        let waiting = scope.spawn(|| hear(&mut listener, BUDGET));
+        switch.cut();
+        lost(waiting.join().expect("no panic"));
+    });
+    for action in [
+        Action::Renew { token },
+        Action::Release { token },
+        Action::Look,
+        Action::Acquire { attempt: 2, floor: 0 },
+    ] {
+        let error = a.act(action).expect_err("the connection is cut");
+        assert_eq!((error.outcome(), error.class()), (Outcome::NotSent, Class::Passing), "{error}");
+    }
+    assert_eq!(held(b.look()).token, Some(token), "the lease is as it was");
+    store.advance(TTL);
+    let second = b.win();
+    answers(b.release(second), Answer::Released);
+    assert_eq!(hear(&mut listener, Duration::ZERO).expect("told already"), Heard::Nothing);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| hear(&mut listener, BUDGET));
+        switch.mend();
+        assert_eq!(waiting.join().expect("no panic").expect("it is whole"), Heard::Listening);
+    });
+    assert_eq!(hear(&mut listener, Duration::ZERO).expect("it listens"), Heard::Nothing, "it was missed");
+    let third = a.win();
+    assert!(third > second && second > token);
+
+    // However short it was, something may have been missed.
+    switch.cut();
+    switch.mend();
+    lost(hear(&mut listener, BUDGET));
+    assert_eq!(hear(&mut listener, BUDGET).expect("it is whole"), Heard::Listening);
+    answers(a.release(third), Answer::Released);
+    let wake = Heard::Wake { lease: group.lease().to_owned(), token: third };
+    assert_eq!(hear(&mut listener, BUDGET).expect("it listens"), wake);
 }
 
 #[test]
@@ -288,12 +496,66 @@ fn the_redis_store_keeps_the_contract_over_tcp_and_over_a_unix_socket() {
         let store = store(&url);
         // The server's own clock expires the lease, at its next millisecond; nothing announces it.
         let elapse = |time| thread::sleep(time + Duration::from_millis(5));
-        contract(&Ground { open: &|| open(&store), elapse: &elapse });
+        contract(&Ground { open: &|| open(&store), listen: &|| listen(&store), elapse: &elapse });
     }
+}
+
+#[test]
+fn a_listener_whose_server_restarts_says_so_and_then_listens_again() {
+    let mut server = Server::start();
+    for over_unix in [false, true] {
+        let url = if over_unix { server.unix_url() } else { server.url() };
+        let (mut a, mut listener) = (candidate(&url, "a"), listen(&store(&url)));
+        let groups = [a.group.clone()];
+        hears(&mut *listener, &groups, Heard::Listening);
+        let wake = a.come_and_go();
+        hears(&mut *listener, &groups, wake);
+        server.kill();
+        // Once for the connection that was lost, and then for each that is refused.
+        for _ in 0..3 {
+            let error = heard(&mut *listener, &groups, BUDGET).expect_err("the server is gone");
+            assert_eq!(error.class(), Class::Passing, "{error}");
+        }
+        server.restart();
+        hears(&mut *listener, &groups, Heard::Listening);
+        let wake = a.come_and_go();
+        hears(&mut *listener, &groups, wake);
+    }
+}
+
+#[test]
+fn a_listener_without_the_right_to_listen_says_so_and_listens_once_it_has_it() {
+    let server = Server::start();
+    let group = group();
+    server.command(&["ACL", "SETUSER", "deaf", "on", ">pass", "~*", "resetchannels", "+@all"]);
+    let url = server.url().replace("redis://", "redis://deaf:pass@");
+    let mut listener = listen(&store(&url));
+    let groups = [group.clone()];
+    let refused = |listener: &mut dyn Listener| {
+        let error = heard(listener, &groups, BUDGET).expect_err("no right");
+        assert_eq!((error.outcome(), error.class()), (Outcome::Refused, Class::Configuration), "{error}");
+        assert!(error.to_string().contains("SUBSCRIBE"), "{error}");
+    };
+    refused(&mut *listener);
+    server.command(&["ACL", "SETUSER", "deaf", "&taskrunner:leader:*"]);
+    hears(&mut *listener, &groups, Heard::Listening);
+    let mut a = candidate(&server.url(), "a");
+    a.group = group;
+    let wake = a.come_and_go();
+    hears(&mut *listener, &groups, wake);
+    // Redis closes what has lost its right.
+    server.command(&["ACL", "SETUSER", "deaf", "resetchannels"]);
+    let error = heard(&mut *listener, &groups, BUDGET).expect_err("closed");
+    assert_eq!(error.class(), Class::Passing, "{error}");
+    refused(&mut *listener);
 }
 
 fn open(store: &impl Open) -> Box<dyn Session> {
     store.open().expect("the system has descriptors left")
+}
+
+fn listen(store: &impl Open) -> Box<dyn Listener> {
+    store.listen().expect("the system has descriptors left")
 }
 
 fn store(url: &str) -> RedisStore {

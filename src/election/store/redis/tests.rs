@@ -15,7 +15,9 @@ use rustix::net::{self as sys, AddressFamily, SocketAddrUnix, SocketFlags, Socke
 use super::*;
 use crate::election::clock::Instant;
 use crate::election::key::{Group, InstanceId};
-use crate::election::store::{Action, Answer, Budget, Class, Operation, Outcome, StoreError};
+use crate::election::store::{
+    Action, Answer, Budget, Class, Heard, Listener, Operation, Outcome, Session, StoreError,
+};
 
 /// What a bounded wait may take beyond its budget on a machine that is busy with the other tests. The
 /// peers hold still for longer, so a wait that is not bounded is told from one that is.
@@ -811,4 +813,200 @@ fn the_password_is_shown_nowhere() {
         let shown = format!("{store:?} {session:?} {error} {error:?}");
         assert!(shown.contains("user") && !shown.contains("hunter2"), "{shown}");
     }
+}
+
+const CHANNEL: &[u8] = b"$55\r\ntaskrunner:leader:YNEZYJZJOMFH7AD67ODHNKJNZNXYUP4P:wake\r\n";
+const WAKE_LIMIT: Duration = Duration::from_secs(2);
+
+fn listener(url: &str) -> RedisListener {
+    let store = RedisStore::open(url).expect("a good URL");
+    RedisListener::new(Dialer::new(store.target, store.resolver)).expect("descriptors")
+}
+
+fn example() -> [Group; 1] {
+    [Group::new("example").expect("a good name")]
+}
+
+fn listen_to(listener: &mut RedisListener, time: Duration) -> std::result::Result<Heard, StoreError> {
+    let budget = Budget::new(Instant::now() + time, &listener.bell());
+    listener.next(&example(), &budget)
+}
+
+fn woken_by(token: u64) -> Heard {
+    Heard::Wake { lease: example()[0].lease().to_owned(), token }
+}
+
+/// A message in RESP3, where it is a push, or in RESP2, where it is an array.
+fn message(kind: char, name: &str, last: &str) -> Vec<u8> {
+    let head = format!("{kind}3\r\n${}\r\n{name}\r\n", name.len());
+    [head.as_bytes(), CHANNEL, last.as_bytes()].concat()
+}
+
+impl Peer {
+    fn accept_listener(listener: &TcpListener, kind: char) -> Self {
+        let mut peer = Self::shake_hands(listener);
+        let channel = std::str::from_utf8(&CHANNEL[5..60]).expect("text");
+        assert_eq!(peer.expect("SUBSCRIBE")[1..], [channel]);
+        peer.send(&message(kind, "subscribe", ":1\r\n"));
+        peer
+    }
+}
+
+#[test]
+fn a_wake_is_heard_in_either_protocol_and_what_is_none_is_passed_over() {
+    for kind in ['>', '*'] {
+        let (url, server) = serve(move |listener| {
+            let mut peer = Peer::accept_listener(&listener, kind);
+            let long = format!("$400\r\n{}\r\n", "9".repeat(400));
+            for payload in [
+                "$0\r\n\r\n",
+                "$7\r\ngarbage\r\n",
+                "$2\r\n-1\r\n",
+                "$3\r\n1.5\r\n",
+                "$2\r\n 1\r\n",
+                "$16\r\n9007199254740992\r\n",
+                "$-1\r\n",
+                "*0\r\n",
+                &long,
+            ] {
+                peer.send(&message(kind, "message", payload));
+            }
+            // Of a kind that nobody asked for, and of nothing at all.
+            peer.send(&message(kind, "smessage", "$2\r\n11\r\n"));
+            peer.send(format!("{kind}0\r\n").as_bytes());
+            // In pieces, as a network may bring it.
+            for byte in message(kind, "message", "$2\r\n42\r\n") {
+                peer.send(&[byte]);
+            }
+            peer.send(&message(kind, "message", "$2\r\n43\r\n"));
+            peer.wait_for_close();
+        });
+        let mut listener = listener(&url);
+        assert_eq!(listen_to(&mut listener, LONG).expect("it listens"), Heard::Listening);
+        for token in [42, 43] {
+            assert_eq!(listen_to(&mut listener, LONG).expect("a wake"), woken_by(token));
+        }
+        assert_eq!(listen_to(&mut listener, SHORT).expect("it listens"), Heard::Nothing);
+        drop(listener);
+        server.join().expect("the server");
+    }
+}
+
+#[test]
+fn a_half_of_a_wake_outlives_the_end_of_a_budget_and_is_made_whole_by_the_next() {
+    let (go, gone) = unbounded();
+    let (url, server) = serve(move |listener| {
+        let mut peer = Peer::accept_listener(&listener, '>');
+        let wake = message('>', "message", "$2\r\n42\r\n");
+        peer.send(&wake[..wake.len() / 2]);
+        gone.recv().expect("the test");
+        peer.send(&wake[wake.len() / 2..]);
+        peer.wait_for_close();
+    });
+    let mut listener = listener(&url);
+    assert_eq!(listen_to(&mut listener, LONG).expect("it listens"), Heard::Listening);
+    assert_eq!(listen_to(&mut listener, SHORT).expect("it listens"), Heard::Nothing);
+    go.send(()).expect("the server");
+    assert_eq!(listen_to(&mut listener, LONG).expect("a wake"), woken_by(42));
+    drop(listener);
+    server.join().expect("the server");
+}
+
+#[test]
+fn a_wake_connection_that_breaks_or_turns_to_garbage_is_an_error_and_made_anew() {
+    for (bytes, what) in [
+        (&b""[..], "closed the connection"),
+        (b">3\r\n$7\r\nmess", "closed the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no known type"),
+        (b"$999999999\r\n", "above the limit"),
+    ] {
+        let (url, server) = serve(move |listener| {
+            let mut peer = Peer::accept_listener(&listener, '>');
+            peer.send(bytes);
+            peer.stream.shutdown(std::net::Shutdown::Write).ok();
+            peer.wait_for_close();
+            Peer::accept_listener(&listener, '>').wait_for_close();
+        });
+        let mut listener = listener(&url);
+        assert_eq!(listen_to(&mut listener, LONG).expect("it listens"), Heard::Listening);
+        let error = listen_to(&mut listener, LONG).expect_err("no wake");
+        assert_says(&error, Outcome::NotSent, Class::Passing, &["listening to", what]);
+        assert_eq!(listen_to(&mut listener, LONG).expect("it listens again"), Heard::Listening);
+        drop(listener);
+        server.join().expect("the server");
+    }
+}
+
+#[test]
+fn a_subscription_that_is_refused_says_whether_it_can_pass() {
+    for (reply, class, what) in [
+        (
+            &b"-NOPERM User x has no permissions to access the 'y' channel\r\n"[..],
+            Class::Configuration,
+            "NOPERM",
+        ),
+        (b"-LOADING Redis is loading the dataset in memory\r\n", Class::Passing, "LOADING"),
+    ] {
+        let (url, server) = serve(move |listener| {
+            let mut peer = Peer::shake_hands(&listener);
+            peer.expect("SUBSCRIBE");
+            peer.send(reply);
+            peer.wait_for_close();
+        });
+        let error = listen_to(&mut listener(&url), LONG).expect_err("refused");
+        assert_says(&error, Outcome::Refused, class, &["SUBSCRIBE", what]);
+        server.join().expect("the server");
+    }
+}
+
+#[test]
+fn a_wake_connection_is_dialled_and_subscribed_within_a_limit_of_its_own() {
+    // Its budget has no end, so that a server that says nothing would hold it for ever.
+    let silent: [fn(TcpListener); 2] = [
+        |listener| Peer::accept(&listener).wait_for_close(),
+        |listener| {
+            let mut peer = Peer::shake_hands(&listener);
+            peer.expect("SUBSCRIBE");
+            peer.wait_for_close();
+        },
+    ];
+    thread::scope(|scope| {
+        for script in silent {
+            scope.spawn(move || {
+                let (url, server) = serve(script);
+                let begun = Instant::now();
+                let error = listen_to(&mut listener(&url), CAP).expect_err("nobody answers");
+                let took = begun.elapsed();
+                assert!(took >= WAKE_LIMIT / 2 && took < WAKE_LIMIT + SLACK, "{took:?}: {error}");
+                assert_says(&error, Outcome::NotSent, Class::Passing, &["took longer"]);
+                server.join().expect("the server");
+            });
+        }
+    });
+}
+
+#[test]
+fn another_thread_ends_the_dialling_of_a_wake_connection_at_once() {
+    let (waits, waiting) = unbounded();
+    let (url, server) = serve(move |listener| {
+        let mut peer = Peer::shake_hands(&listener);
+        peer.expect("SUBSCRIBE");
+        waits.send(()).expect("the test waits");
+        peer.wait_for_close();
+    });
+    let mut listener = listener(&url);
+    let budget = Budget::new(Instant::NEVER, &listener.bell());
+    let begun = Instant::now();
+    let heard = thread::scope(|scope| {
+        scope.spawn(|| {
+            waiting.recv().expect("the server");
+            budget.shorten(Instant::now());
+        });
+        listener.next(&example(), &budget)
+    });
+    heard.expect_err("it was ended");
+    // The limit of its own is as long; what is shortened must come well before.
+    assert!(begun.elapsed() < WAKE_LIMIT, "{:?}", begun.elapsed());
+    drop(listener);
+    server.join().expect("the server");
 }
