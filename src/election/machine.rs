@@ -146,7 +146,10 @@ pub(crate) struct Machine {
 
 #[derive(Debug)]
 enum State {
-    Following { next: Instant },
+    /// It tries to win the lease at `next`; while it may not, it looks who holds it.
+    Following {
+        next: Instant,
+    },
     Leading(Term),
     Leaving(Leaving),
     Stopped,
@@ -240,7 +243,8 @@ impl Machine {
     /// Whether this instance holds no lease: no term is under way or on its way out, and no attempt
     /// that may win one.
     pub(crate) fn is_settled(&self) -> bool {
-        matches!(self.state, State::Following { .. } | State::Stopped) && self.in_flight.is_none()
+        let attempts = self.in_flight.as_ref().is_some_and(|request| request.action != Action::Look);
+        matches!(self.state, State::Following { .. } | State::Stopped) && !attempts
     }
 
     fn expire(&mut self, now: Moment, out: &mut Vec<Output>) {
@@ -255,9 +259,9 @@ impl Machine {
             return;
         }
         self.rest_until = now.at;
-        let soon = now.at + self.timing.jitter.mul_f64(now.dice);
+        let soon = self.soon(now);
         if let State::Following { next } = &mut self.state {
-            *next = (*next).min(soon).max(self.pause_until);
+            *next = (*next).min(soon);
             self.woken = self.in_flight.is_some();
         }
     }
@@ -299,7 +303,14 @@ impl Machine {
         self.advance_leaving(now, out);
         match &mut self.state {
             State::Following { next } => {
-                if self.in_flight.is_none() && now.at >= *next {
+                if self.in_flight.is_some() || now.at < *next {
+                    return;
+                }
+                let barred = self.barred_until();
+                if now.at < barred {
+                    let until = barred.min(now.at + self.timing.call_limit);
+                    self.send(now, Action::Look, until, out);
+                } else {
                     self.attempt += 1;
                     let action = Action::Acquire { attempt: self.attempt, floor: self.floor };
                     self.send(now, action, now.at + self.timing.call_limit, out);
@@ -311,6 +322,26 @@ impl Machine {
                 }
             }
             State::Leaving(_) | State::Stopped => {}
+        }
+    }
+
+    /// Until when it may not contend.
+    fn barred_until(&self) -> Instant {
+        self.rest_until.max(self.pause_until)
+    }
+
+    /// When to ask after the lease was released: at once, or once another instance may have won it.
+    fn soon(&self, now: Moment) -> Instant {
+        let late = if now.at < self.barred_until() { RELEASE_PAUSE } else { Duration::ZERO };
+        now.at + late + self.timing.jitter.mul_f64(now.dice)
+    }
+
+    /// Sets when it asks next. A look does not put the first attempt off.
+    fn follow(&mut self, now: Moment, at: Instant) {
+        let barred = self.barred_until();
+        let at = if now.at < barred { at.min(barred + self.timing.jitter.mul_f64(now.dice)) } else { at };
+        if let State::Following { next } = &mut self.state {
+            *next = at;
         }
     }
 

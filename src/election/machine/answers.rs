@@ -29,7 +29,7 @@ impl Machine {
             Action::Acquire { .. } => self.acquire_answered(now, request.sent_at, result, out),
             Action::Renew { .. } => self.renew_answered(now, &request, result, out),
             Action::Release { .. } => self.release_answered(now, result, out),
-            Action::Look => {}
+            Action::Look => self.look_answered(now, request.sent_at, result, out),
         }
     }
 
@@ -48,7 +48,7 @@ impl Machine {
                 self.failures = 0;
                 let jitter = self.timing.jitter.mul_f64(now.dice);
                 let next = if woken { now.at } else { self.end_of(now, sent_at, &holding) };
-                self.follow(next + jitter);
+                self.follow(now, next + jitter);
                 self.told_holding(Operation::Acquire, holding, out);
             }
             Ok(answer) => {
@@ -86,8 +86,41 @@ impl Machine {
         self.told(Some(Leader { id, token: Some(token) }), out);
     }
 
+    fn look_answered(
+        &mut self,
+        now: Moment,
+        sent_at: Instant,
+        result: Result<Answer, StoreError>,
+        out: &mut Vec<Output>,
+    ) {
+        let woken = std::mem::take(&mut self.woken);
+        match result {
+            Ok(answer) => {
+                let next = match &answer {
+                    _ if woken => self.soon(now),
+                    Answer::Held(holding) => {
+                        self.end_of(now, sent_at, holding) + self.timing.jitter.mul_f64(now.dice)
+                    }
+                    _ => now.at + self.timing.wait,
+                };
+                self.failures = 0;
+                self.follow(now, next);
+                self.gone(Operation::Look, answer, out);
+            }
+            Err(error) => {
+                self.back_off(now, &error);
+                out.push(failed(Operation::Look, error));
+            }
+        }
+    }
+
     fn acquire_failed(&mut self, now: Moment, error: StoreError, out: &mut Vec<Output>) {
         self.unsettled |= error.outcome() == Outcome::Unknown;
+        self.back_off(now, &error);
+        out.push(failed(Operation::Acquire, error));
+    }
+
+    fn back_off(&mut self, now: Moment, error: &StoreError) {
         let pause = match error.class() {
             Class::Configuration => self.timing.wait,
             Class::Passing | Class::WrongNode => {
@@ -96,15 +129,7 @@ impl Machine {
             }
         };
         self.failures = self.failures.saturating_add(1);
-        self.follow(now.at + pause);
-        out.push(failed(Operation::Acquire, error));
-    }
-
-    /// Sets the next attempt, but not into a rest.
-    fn follow(&mut self, at: Instant) {
-        if let State::Following { next } = &mut self.state {
-            *next = at.max(self.rest_until).max(self.pause_until);
-        }
+        self.follow(now, now.at + pause);
     }
 
     fn renew_answered(
@@ -166,7 +191,9 @@ impl Machine {
                     _ => now.at,
                 };
                 self.leave(now, Reason::Lost, out);
-                self.rest_until = until;
+                if let State::Leaving(leaving) = &mut self.state {
+                    leaving.ask_at = until;
+                }
                 self.gone(Operation::Renew, answer, out);
             }
             // It asked early because something had happened; what counts is the one in time.

@@ -22,6 +22,8 @@ pub(super) struct Leaving {
     pub(super) overrun: bool,
     /// When the next renewal (the lead work runs) or release (it has returned) may be sent.
     pub(super) next: Instant,
+    /// When it asks again who leads, once the way out is over: the end of another's lease, if known.
+    pub(super) ask_at: Instant,
     pub(super) failed: Option<StoreError>,
 }
 
@@ -39,6 +41,7 @@ impl Machine {
             working: working.then_some(now.at + self.timing.lead_grace),
             overrun: false,
             next: now.at,
+            ask_at: now.at,
             failed: None,
         };
         self.state = State::Leaving(leaving);
@@ -57,9 +60,6 @@ impl Machine {
     pub(super) fn step_down(&mut self, now: Moment, pause: Duration, out: &mut Vec<Output>) {
         self.leave(now, Reason::SteppedDown, out);
         self.pause_until = self.pause_until.max(now.at + pause);
-        if let State::Following { next } = &mut self.state {
-            *next = (*next).max(self.pause_until);
-        }
         self.shorten(now.at + self.timing.call_limit, out);
     }
 
@@ -91,7 +91,7 @@ impl Machine {
             self.finish(now, out);
             return true;
         }
-        if matches!(self.state, State::Following { .. }) && self.in_flight.is_none() && !self.unsettled {
+        if matches!(self.state, State::Following { .. }) && self.is_settled() && !self.unsettled {
             self.finish(now, out);
             return true;
         }
@@ -154,9 +154,12 @@ impl Machine {
             return self.finish(now, out);
         }
         out.push(Output::Left { unreleased: self.unreleased(now) });
-        let jitter = self.timing.jitter.mul_f64(now.dice);
-        let next = self.rest_until.max(self.pause_until).max(now.at);
-        self.state = State::Following { next: next + jitter };
+        let State::Leaving(leaving) = &self.state else { return };
+        let ask_at = leaving.ask_at;
+        let next =
+            if ask_at > now.at { ask_at + self.timing.jitter.mul_f64(now.dice) } else { self.soon(now) };
+        self.state = State::Following { next };
+        self.follow(now, next);
     }
 
     fn finish(&mut self, now: Moment, out: &mut Vec<Output>) {
@@ -191,6 +194,7 @@ impl Leaving {
             working: None,
             overrun: false,
             next: now,
+            ask_at: now,
             failed: None,
         }
     }

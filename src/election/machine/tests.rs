@@ -65,6 +65,12 @@ impl Scene {
         self.at(at, Input::Time, expected)
     }
 
+    /// It looks who leads, for it may not contend, and nobody does.
+    #[track_caller]
+    fn looks(&mut self, at: u64) -> &mut Self {
+        self.wakes(at, &["look"]).answer(at, Ok(Answer::Vacant), &[])
+    }
+
     /// The answer to the operation in flight.
     #[track_caller]
     fn answer(&mut self, now: u64, result: Result<Answer, StoreError>, expected: &[&str]) -> &mut Self {
@@ -461,9 +467,15 @@ mod contending {
 
     #[test]
     fn a_step_down_of_a_follower_only_pauses_it() {
-        following(TIMING).at(100, step_down(1000), &[]).wakes(1100, &["acquire attempt 2 floor 5 by 1600"]);
+        let mut scene = following(TIMING);
+        scene.at(100, step_down(1000), &[]).wakes(401, &["look"]);
+        scene.answer(402, held("third", 6, 300), &["unheard", "leader third 6"]);
+        scene.wakes(702, &["look"]).answer(703, held("third", 6, 900), &[]);
+        scene.wakes(1100, &["acquire attempt 2 floor 6 by 1600"]);
         following(TIMING).at(100, step_down(100), &[]).wakes(401, &["acquire attempt 2 floor 5 by 901"]);
-        following(TIMING).at(100, Input::StepDown { pause: Duration::MAX }, &[]).never_wakes();
+        let mut scene = following(TIMING);
+        scene.at(100, Input::StepDown { pause: Duration::MAX }, &[]).wakes(401, &["look"]);
+        scene.answer(410, Ok(Answer::Vacant), &["unheard", "leader none"]).looks(1610).looks(2810);
     }
 
     #[test]
@@ -472,7 +484,7 @@ mod contending {
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
         scene.at(5, step_down(700), &["shorten to 505"]);
         scene.answer(10, won(7), &["release 7 by 510"]);
-        scene.answer(20, Ok(Answer::Released), &["left"]);
+        scene.answer(20, Ok(Answer::Released), &["left"]).looks(45);
         scene.wakes(705, &["acquire attempt 2 floor 7 by 1205"]);
     }
 
@@ -481,7 +493,7 @@ mod contending {
         let mut scene = Scene::new(TIMING);
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
         scene.at(5, step_down(700), &["shorten to 505"]);
-        scene.answer(10, not_sent(), &["failed connect: oh"]);
+        scene.answer(10, not_sent(), &["failed connect: oh", "look"]).answer(20, Ok(Answer::Vacant), &[]);
         scene.wakes(705, &["acquire attempt 2 floor 0 by 1205"]);
     }
 
@@ -557,6 +569,7 @@ mod leading_a_term {
         leading(TIMING).at(950, Input::Time, &["demoted 7 expired", "release 7 by 1450"]);
         leading(TIMING)
             .at(9000, Input::Time, &["demoted 7 expired", "leader none", "left"])
+            .looks(9025)
             .wakes(10_200, &["acquire attempt 2 floor 7 by 10700"]);
     }
 
@@ -666,7 +679,7 @@ mod renewal_errors {
             let mut scene = leading(TIMING);
             scene.wakes(500, &["renew 7 by 950"]);
             scene.answer(510, result, &["demoted 7 renew_error", line, "release 7 by 1010"]);
-            scene.answer(520, Ok(Answer::Released), &["leader none", "left"]);
+            scene.answer(520, Ok(Answer::Released), &["leader none", "left"]).looks(545);
             scene.wakes(510 + 1200, &["acquire attempt 2 floor 7 by 2210"]);
         }
     }
@@ -684,7 +697,7 @@ mod renewal_errors {
         }
         // The renewal that failed was sent at 500: what it may have set ends at 1500.
         scene.answer(at, not_sent(), &[]).wakes(1500, &["leader none", "left"]);
-        scene.wakes(1710, &["acquire attempt 2 floor 7 by 2210"]);
+        scene.looks(1525).wakes(1710, &["acquire attempt 2 floor 7 by 2210"]);
     }
 
     #[test]
@@ -693,7 +706,7 @@ mod renewal_errors {
         scene.wakes(500, &["renew 7 by 950"]);
         scene.answer(940, unknown(), &["demoted 7 renew_error", "failed renew: oh", "release 7 by 1440"]);
         scene.answer(1430, unknown(), &[]).wakes(1455, &["release 7 by 1955"]).never_wakes();
-        scene.answer(1800, unknown(), &["leader none", "left"]);
+        scene.answer(1800, unknown(), &["leader none", "left"]).looks(1825);
         scene.wakes(940 + 1200, &["acquire attempt 2 floor 7 by 2640"]);
     }
 
@@ -734,7 +747,9 @@ mod renewal_errors {
         let mut scene = leading(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
         scene.answer(510, unknown(), &["demoted 7 renew_error", "failed renew: oh", "release 7 by 1010"]);
-        scene.answer(520, held("other", 9, 100), &["leader other 9", "left"]);
+        scene.answer(520, held("other", 9, 100), &["leader other 9", "left"]).wakes(545, &["look"]);
+        scene.answer(546, held("other", 9, 900), &[]).wakes(1446, &["look"]);
+        scene.answer(1446, held("other", 9, 900), &[]);
         scene.wakes(1710, &["acquire attempt 2 floor 9 by 2210"]);
     }
 
@@ -743,7 +758,9 @@ mod renewal_errors {
         let mut scene = leading(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
         scene.answer(510, unknown(), &["demoted 7 renew_error", "failed renew: oh", "release 7 by 1010"]);
-        scene.answer(520, misconfigured(), &["left unreleased 7 until 1500: oh"]);
+        scene.answer(520, misconfigured(), &["left unreleased 7 until 1500: oh"]).wakes(545, &["look"]);
+        scene.answer(546, held("me", 7, 954), &[]).wakes(1500, &["look"]);
+        scene.answer(1501, Ok(Answer::Vacant), &["leader none"]);
         scene.wakes(1710, &["acquire attempt 2 floor 7 by 2210"]);
     }
 
@@ -795,8 +812,11 @@ mod stepping_down {
     fn releases_and_pauses() {
         let mut scene = leading(TIMING);
         scene.at(100, step_down(2000), &["demoted 7 stepped_down", "release 7 by 600"]);
-        scene.answer(110, Ok(Answer::Released), &["leader none", "left"]);
-        scene.wakes(2100, &["acquire attempt 2 floor 7 by 2600"]);
+        scene.answer(110, Ok(Answer::Released), &["leader none", "left"]).wakes(135, &["look"]);
+        scene.answer(136, held("other", 9, 1000), &["leader other 9"]);
+        scene.wakes(1136, &["look"]).answer(1137, unknown(), &["failed look: oh", "look"]);
+        scene.answer(1138, held("other", 9, 5000), &[]);
+        scene.wakes(2100, &["acquire attempt 2 floor 9 by 2600"]);
     }
 
     #[test]
@@ -804,7 +824,8 @@ mod stepping_down {
         let mut scene = leading(TIMING);
         scene.at(100, step_down(2000), &["demoted 7 stepped_down", "release 7 by 600"]);
         scene.answer(110, Ok(Answer::Released), &["leader none", "left"]);
-        scene.at(120, Input::Wake { token: 9 }, &[]).wakes(2100, &["acquire attempt 2 floor 7 by 2600"]);
+        scene.at(120, Input::Wake { token: 9 }, &[]).looks(135).looks(1335);
+        scene.wakes(2100, &["acquire attempt 2 floor 7 by 2600"]);
     }
 
     #[test]
@@ -821,8 +842,8 @@ mod stepping_down {
         let mut scene = leading(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
         scene.answer(510, refused(), &["demoted 7 renew_error", "failed renew: oh", "release 7 by 1010"]);
-        scene.answer(520, Ok(Answer::Released), &["leader none", "left"]);
-        scene.at(600, step_down(1000), &[]).at(700, Input::Wake { token: 9 }, &[]);
+        scene.answer(520, Ok(Answer::Released), &["leader none", "left"]).looks(545);
+        scene.at(600, step_down(1000), &[]).at(700, Input::Wake { token: 9 }, &[]).looks(725);
         scene.wakes(1600, &["acquire attempt 2 floor 7 by 2100"]);
     }
 
@@ -833,7 +854,7 @@ mod stepping_down {
         scene.answer(500, unknown(), &["failed acquire: oh"]);
         scene.at(510, step_down(2000), &["release 0 by 1010"]);
         scene.answer(520, held("me", 8, 400), &["release 8 by 1020"]);
-        scene.answer(530, Ok(Answer::Released), &["left"]);
+        scene.answer(530, Ok(Answer::Released), &["left"]).looks(555).looks(1755);
         scene.wakes(2510, &["acquire attempt 2 floor 8 by 3010"]);
     }
 
@@ -850,7 +871,7 @@ mod stepping_down {
         scene.at(100, step_down(500), &["demoted 7 stepped_down", "release 7 by 600"]);
         scene.at(105, step_down(1000), &["shorten to 605"]);
         scene.answer(110, Ok(Answer::Released), &["leader none", "left"]);
-        scene.at(120, step_down(10), &[]).wakes(1105, &["acquire attempt 2 floor 7 by 1605"]);
+        scene.at(120, step_down(10), &[]).looks(135).wakes(1105, &["acquire attempt 2 floor 7 by 1605"]);
     }
 }
 
@@ -902,7 +923,8 @@ mod lead_work {
         let mut scene = leading_with_work(TIMING);
         scene.at(100, Input::LeadReturned { token: 7 }, &["demoted 7 lead_ended", "release 7 by 600"]);
         scene.answer(110, Ok(Answer::Released), &["leader none", "left"]);
-        scene.at(120, Input::Wake { token: 9 }, &[]).wakes(1300, &["acquire attempt 2 floor 7 by 1800"]);
+        scene.at(120, Input::Wake { token: 9 }, &[]).looks(135);
+        scene.wakes(1300, &["acquire attempt 2 floor 7 by 1800"]);
     }
 
     #[test]
@@ -932,6 +954,13 @@ mod lead_work {
 
 mod stopping {
     use super::*;
+
+    #[test]
+    fn a_look_in_flight_is_not_waited_for() {
+        let mut scene = following(TIMING);
+        scene.at(100, step_down(1000), &[]).wakes(401, &["look"]);
+        scene.at(410, Input::Stop, &["shorten to 910", "left", "stopped"]).never_wakes();
+    }
 
     #[test]
     fn a_follower_sends_nothing() {

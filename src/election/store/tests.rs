@@ -438,7 +438,9 @@ fn over_a_connection_that_is_cut_nothing_is_done_and_the_listener_is_told_once()
     let store = MemoryStore::with_manual_clock();
     let (cuttable, switch) = store.with_switch();
     let group = group();
-    let candidate = |store, id| Ground { open: &|| open(store), listen: &|| listen(store), elapse: &|_| {} }.candidate(&group, id);
+    let candidate = |store, id| {
+        Ground { open: &|| open(store), listen: &|| listen(store), elapse: &|_| {} }.candidate(&group, id)
+    };
     let (mut a, mut b) = (candidate(&cuttable, "a"), candidate(&store, "b"));
     let mut listener = cuttable.listen().expect("the system has descriptors left");
     let hear = |listener: &mut Box<dyn Listener>, limit| {
