@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -23,14 +23,20 @@ fn taskrunner(args: &[&str]) -> Command {
 /// Runs the command to its end, and fails if it was not refused in one line without the password `hunter2`.
 /// Returns the line.
 #[track_caller]
-fn refused(mut command: Command) -> String {
+fn refused(command: Command) -> String {
+    fails(command, 2)
+}
+
+/// As [`refused`], with another exit status.
+#[track_caller]
+fn fails(mut command: Command, code: i32) -> String {
     let mut child =
         Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts"));
     let status = child.wait();
     let (mut stdout, mut stderr) = (String::new(), String::new());
     child.0.stdout.take().expect("a pipe").read_to_string(&mut stdout).expect("text");
     child.0.stderr.take().expect("a pipe").read_to_string(&mut stderr).expect("text");
-    assert_eq!((status.code(), stdout.as_str()), (Some(2), ""), "{command:?}: {stderr}");
+    assert_eq!((status.code(), stdout.as_str()), (Some(code), ""), "{command:?}: {stderr}");
     let line = stderr.strip_suffix('\n').unwrap_or_default();
     assert!(line.starts_with("taskrunner: ") && !line.contains('\n'), "{command:?}: {stderr:?}");
     assert!(!line.contains("hunter2"), "{command:?}: {line}");
@@ -159,6 +165,8 @@ fn help_and_version_are_no_errors() {
     for (args, part) in [
         (&["--help"][..], "campaign"),
         (&["campaign", "--help"], "--on-renew-error"),
+        (&["status", "--help"], "--format"),
+        (&["demo", "--help"], "no server"),
         (&["--version"], env!("CARGO_PKG_VERSION")),
     ] {
         let output: Output = taskrunner(args).output().expect("it starts");
@@ -169,6 +177,90 @@ fn help_and_version_are_no_errors() {
     // Without any argument nothing was asked for.
     let output = taskrunner(&[]).output().expect("it starts");
     assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{output:?}");
+}
+
+/// What `status` prints, whose exit status must be 0, and nothing on standard error.
+#[track_caller]
+fn status(server: &Server, group: &str, format: &str) -> String {
+    let args = ["status", "--group", group, "--redis", &server.url(), "--format", format];
+    let output = taskrunner(&args).output().expect("it starts");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[track_caller]
+fn status_json(server: &Server, group: &str) -> Value {
+    let printed = status(server, group, "json");
+    assert_eq!(printed.lines().count(), 1, "{printed:?}");
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed:?}"))
+}
+
+#[test]
+fn status_says_who_holds_the_lease_and_for_how_long() {
+    let server = Server::start();
+    let key = "taskrunner:leader:YNEZYJZJOMFH7AD67ODHNKJNZNXYUP4P";
+    let none = format!(
+        "{{\"group\":\"example\",\"key\":\"{key}\",\"holder\":null,\"token\":null,\"remaining_ms\":null}}\n"
+    );
+    assert_eq!(status(&server, "example", "json"), none);
+    let none = format!("group      example\nkey        {key}\nholder     nobody\n");
+    assert_eq!(status(&server, "example", "text"), none);
+
+    let mut ours = Campaign::start("example", &server.url(), &["--id", "web-1", "--ttl", "60s"]);
+    let id = ours.wait_event(0, "started", CAP).text("id").to_owned();
+    let token = ours.wait_event(0, "promoted", CAP).number("token");
+    let found = status_json(&server, "example");
+    assert!(id.starts_with("web-1/"));
+    assert_eq!((found["holder"].as_str(), found["token"].as_u64()), (Some(id.as_str()), Some(token)));
+    let remaining = found["remaining_ms"].as_u64();
+    assert!(remaining.is_some_and(|ms| (1..=60_000).contains(&ms)), "{found}");
+    let text = status(&server, "example", "text");
+    assert!(text.contains(&format!("holder     {id}\ntoken      {token}\nremaining  ")), "{text}");
+    ours.terminate();
+    ours.wait_exit(CAP);
+    assert_eq!(status_json(&server, "example")["holder"], Value::Null, "a stopped instance holds nothing");
+
+    // The term of the instance before must not lend its token to an instance of the Go version.
+    server.command(&["SET", key, "GO", "PX", "60000"]);
+    let found = status_json(&server, "example");
+    assert_eq!((found["holder"].as_str(), &found["token"]), (Some("GO"), &Value::Null));
+    assert!(found["remaining_ms"].as_u64().is_some_and(|ms| (1..=60_000).contains(&ms)), "{found}");
+    assert!(status(&server, "example", "text").contains("token      none\n"));
+
+    server.command(&["SET", key, "two\nlines\u{1b}[2J"]);
+    let found = status_json(&server, "example");
+    assert_eq!(
+        (found["holder"].as_str(), &found["remaining_ms"]),
+        (Some("two\nlines\u{1b}[2J"), &Value::Null)
+    );
+    let text = status(&server, "example", "text");
+    assert!(text.contains("remaining  without expiry\n") && !text.contains('\u{1b}'), "{text:?}");
+    assert_eq!(text.lines().count(), 5, "{text:?}");
+}
+
+#[test]
+fn status_fails_in_time_and_in_one_line_where_redis_does_not_answer() {
+    let server = Server::with(&["--requirepass", "hunter2"]);
+    let ask = |url: &str| fails(taskrunner(&["status", "--group", "example", "--redis", url]), 1);
+    assert!(ask(&nowhere()).contains("refused"));
+    let line = ask(&format!("redis://:hunter2-wrong@127.0.0.1:{}/", server.port()));
+    assert!(line.contains("WRONGPASS"), "an answer, but none about the group: {line}");
+    server.freeze();
+    let from = Instant::now();
+    ask(&server.url());
+    // 2 s, and what a busy machine takes to start a process and to end it.
+    let took = from.elapsed();
+    assert!((Duration::from_secs(2)..Duration::from_secs(8)).contains(&took), "{took:?}");
+}
+
+#[test]
+fn status_refuses_bad_arguments_before_it_asks() {
+    let ask = |args: &[&str]| refused(taskrunner(&[&["status"], args].concat()));
+    assert!(ask(&[]).contains("--group"));
+    assert!(ask(&["--group", ""]).contains("empty"));
+    assert!(ask(&["--group", "example", "--redis", "http://u:hunter2@host"]).contains("scheme"));
+    assert!(ask(&["--group", "example", "--format", "yaml"]).contains("text, json"));
+    assert!(refused(taskrunner(&["demo", "--group", "example"])).contains("--group"));
 }
 
 /// A URL at which nobody listens.

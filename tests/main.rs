@@ -6,8 +6,10 @@
 mod support;
 
 mod command_line;
+mod demo;
 mod embedding;
 mod harness;
 mod interop;
 mod listeners;
 mod timing;
+mod wakes;

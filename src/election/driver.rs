@@ -363,7 +363,7 @@ impl Loop {
         for id in ids {
             // A right that is missing stays so until somebody is told. All else passes, or the
             // operations fail of it, too.
-            if error.class() == Class::Configuration
+            if (error.class(), error.outcome()) == (Class::Configuration, Outcome::Refused)
                 && let Some(election) = self.elections.get_mut(&id)
             {
                 election.tell_of_wakes(error.clone());

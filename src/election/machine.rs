@@ -301,15 +301,19 @@ impl Machine {
         self.settle(now);
         // The way out comes first, for it may lead right to the next attempt.
         self.advance_leaving(now, out);
+        let barred = self.barred_until();
         match &mut self.state {
             State::Following { next } => {
                 if self.in_flight.is_some() || now.at < *next {
                     return;
                 }
-                let barred = self.barred_until();
                 if now.at < barred {
-                    let until = barred.min(now.at + self.timing.call_limit);
-                    self.send(now, Action::Look, until, out);
+                    // Right before the attempt that tells it anyway, it need not look.
+                    if now.at + RELEASE_PAUSE >= barred {
+                        *next = barred;
+                    } else {
+                        self.send(now, Action::Look, now.at + self.timing.call_limit, out);
+                    }
                 } else {
                     self.attempt += 1;
                     let action = Action::Acquire { attempt: self.attempt, floor: self.floor };

@@ -48,7 +48,7 @@ The holder is whoever has the lease, as Redis says. It has no token if it is an 
 
 Exit status:
   0  Redis has answered, also if nobody leads
-  1  Redis did not answer, or standard output was closed
+  1  Redis did not answer within 2 s, or refused to; or standard output was closed
   2  an option or the URL was refused";
 
 const REDIS_HELP: &str = "\
@@ -82,13 +82,14 @@ pub(crate) struct Campaign {
     #[command(flatten)]
     pub(crate) target: Target,
 
-    /// How long the lease lasts without renewal: the longest time without a leader after a crash, but for
-    /// the jitter and a round trip
+    /// How long the lease lasts without renewal: about the longest time without a leader after a crash
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) ttl: Duration,
 
-    /// The longest time between two attempts of a follower, which otherwise come at the lease's end and at
-    /// once after a release; and how long an instance rests after a failed renewal
+    /// The longest time between two attempts of a follower
+    ///
+    /// A follower also tries right at the lease's end, and at once after a release. After a demotion on an
+    /// error an instance does not contend for so long.
     #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = duration)]
     pub(crate) wait: Duration,
 

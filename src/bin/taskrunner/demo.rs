@@ -33,16 +33,16 @@ pub(crate) fn run(out: &mut impl Write) -> Result<ExitCode, Failure> {
     let after_crash = stage.next_leader()?.saturating_duration_since(crashed);
     stage.let_time_pass(TERM)?;
 
-    let stopped = stage.stop("a clean stop: it releases the lease, and the release wakes the others")?;
+    let stopped = stage.stop("a clean stop: it releases the lease, which wakes the others")?;
     let after_stop = stage.next_leader()?.saturating_duration_since(stopped);
     stage.let_time_pass(TERM)?;
 
-    stage.stop("a clean stop of the last one: nobody is left to lead")?;
+    stage.stop("a clean stop of the last one")?;
     stage.clear()?;
     let (after_crash, after_stop) = (Span(after_crash), Span(after_stop));
     let shown = format!(
-        "all have stopped. After a crash the next one leads when the lease has ended (here {after_crash}), \
-         after a clean stop at once ({after_stop}); each term has a larger token"
+        "all stopped; a crash left no leader until the lease's end ({after_crash}), a clean stop for \
+         {after_stop}; tokens grew"
     );
     stage.line(Instant::now(), ALL, "end", &shown)?;
     Ok(ExitCode::SUCCESS)
@@ -104,7 +104,8 @@ impl<'a, W: Write> Stage<'a, W> {
             crashed: None,
             cause: None,
         };
-        let about = format!("{} start, on a store in this process; a lease lasts {TTL:?}", NAMES.join(", "));
+        let names = NAMES.join(", ");
+        let about = format!("{names} contend, on a store in this process; a lease lasts {TTL:?}");
         stage.line(stage.start, ALL, "start", &about)?;
         for name in NAMES {
             let candidate = Candidate::start(name, &stage.store, &sender).map_err(failure)?;
@@ -148,7 +149,7 @@ impl<'a, W: Write> Stage<'a, W> {
         let at = Instant::now();
         let left = inspect(&self.store, GROUP).map_err(failure)?.remaining.unwrap_or_default();
         let about = format!(
-            "cut off from the store, which looks like a crash to the others; the lease has {} left",
+            "cut off and silent from now on, which to the others is a crash; its lease has {} left",
             Span(left)
         );
         self.line(at, who, "crash", &about)?;

@@ -49,7 +49,7 @@ fn render(group: &str, found: &Inspection, format: Format) -> Vec<String> {
         Some(holder) => fields.extend([
             ("holder", holder.to_owned()),
             ("token", token.map_or_else(|| "none".to_owned(), |token| token.to_string())),
-            ("remaining", remaining_ms.map_or_else(|| "without end".to_owned(), |ms| format!("{ms} ms"))),
+            ("remaining", remaining_ms.map_or_else(|| "without expiry".to_owned(), |ms| format!("{ms} ms"))),
         ]),
     }
     fields.into_iter().map(|(name, value)| one_line(&format!("{name:<9}  {value}"))).collect()

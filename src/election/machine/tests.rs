@@ -474,6 +474,8 @@ mod contending {
         scene.wakes(1100, &["acquire attempt 2 floor 6 by 1600"]);
         following(TIMING).at(100, step_down(100), &[]).wakes(401, &["acquire attempt 2 floor 5 by 901"]);
         let mut scene = following(TIMING);
+        scene.at(100, step_down(320), &[]).wakes(401, &[]).wakes(420, &["acquire attempt 2 floor 5 by 920"]);
+        let mut scene = following(TIMING);
         scene.at(100, Input::StepDown { pause: Duration::MAX }, &[]).wakes(401, &["look"]);
         scene.answer(410, Ok(Answer::Vacant), &["unheard", "leader none"]).looks(1610).looks(2810);
     }

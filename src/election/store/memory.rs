@@ -229,19 +229,16 @@ impl MemoryListener {
         let _shared = self.store.lock();
         let connection = &self.store.connection;
         match self.listening {
-            Some(cuts) if cuts == connection.cuts() => Ok(None),
-            Some(_) => {
-                self.listening = None;
-                Err(Connection::error())
-            }
+            Some(cuts) if cuts == connection.cuts() => return Ok(None),
             // The loss was told; there is nothing more to tell until the connection is mended.
-            None if connection.is_cut() => Ok(None),
-            None => {
-                self.listening = Some(connection.cuts());
-                self.ear.wakes().clear();
-                Ok(Some(Heard::Listening))
-            }
+            None if connection.is_cut() => return Ok(None),
+            Some(_) | None => self.ear.wakes().clear(),
         }
+        if self.listening.take().is_some() {
+            return Err(Connection::error());
+        }
+        self.listening = Some(connection.cuts());
+        Ok(Some(Heard::Listening))
     }
 }
 
