@@ -121,10 +121,11 @@ fn the_demo_shows_a_crash_a_clean_stop_and_who_leads_then() {
     assert!(stopped.about.ends_with(", stopped"), "{stopped:?}");
     assert!(lines.is_sorted_by(|one, next| one.seconds <= next.seconds), "{lines:#?}");
 
-    // The crashed one's lease had more than a second left; without the wake the stop would cost as much.
+    // The crashed one's lease had more than a second left. Without the wake the next attempt after the stop would
+    // come a second later, when the lease was to end as its follower knew it.
     assert!(second.seconds - crash.seconds > 1.0, "{lines:#?}");
     assert!(second.about.contains(" s after the crash") && second.about.contains("after the lease's end"));
-    assert!(third.seconds - stop.seconds < 1.0, "{lines:#?}");
+    assert!(third.seconds - stop.seconds < 0.75, "{lines:#?}");
     assert!(third.about.contains(" ms after the stop"), "{third:?}");
     assert!(end.about.contains("crash") && end.about.contains("clean stop"), "{end:?}");
     // Each line is there to be read when it happens.

@@ -57,7 +57,7 @@ pub struct Elector {
     owner: Owner,
     lead: Lead,
     running: Mutex<Running>,
-    lookups: [Lookups; 2],
+    lookups: Lookups,
 }
 
 /// The threads that are still to be joined.
@@ -252,8 +252,7 @@ impl Elector {
             return Ok(());
         }
         let until = Instant::now() + self.longest_way_out() + SLACK;
-        let lookups = self.lookups.iter().map(Lookups::running).sum::<usize>();
-        let left = self.join(until, place == Some(Place::Hook)) + lookups;
+        let left = self.join(until, place == Some(Place::Hook)) + self.lookups.running();
         let threads_left = |stop| Error::threads_left(self.group.name(), left, stop);
         match self.standing.ended() {
             Some(Err(error)) if left == 0 || error.kind() == ErrorKind::Dead => Err(error),
@@ -483,9 +482,8 @@ impl Builder {
             check_name(name)?;
         }
         let id = InstanceId::random(self.name.as_deref())?;
-        let session = self.store.open().map_err(Error::session)?;
-        let listener = self.store.listen().map_err(Error::session)?;
-        let lookups = [session.lookups(), listener.lookups()];
+        let (session, listener) = self.store.open_both().map_err(Error::session)?;
+        let lookups = session.lookups();
         let owner = Owner::new();
         let driver = Driver::start(owner, session, listener)?;
         let standing = Arc::new(Standing::new(driver.commands(ELECTION)));

@@ -381,7 +381,7 @@ fn a_name_that_stops_resolving_costs_nobody_the_lease() {
             close_connections(&server);
             wait_for_renewal(&mut admin, elector.key());
             assert_eq!(elector.leadership().map(|leadership| leadership.token()), Some(token));
-            expect_threads(&["tr-driver", "tr-io", "tr-lookup"]);
+            expect_threads(&["tr-driver", "tr-io", "tr-lookup", "tr-wake"]);
         }
         assert_eq!(names.asked(), 2, "a look-up that hangs must not be asked again beside itself");
         assert!(!events.try_iter().any(|event| matches!(event, Event::Demoted(_) | Event::Error(_))));
@@ -413,7 +413,7 @@ fn a_name_that_never_resolves_is_asked_for_once_and_does_not_hold_up_a_stop() {
                 let chain = error.to_chain();
                 assert!(chain.contains("redis.test") && chain.contains("took longer than"), "{chain}");
             }
-            expect_threads(&["tr-driver", "tr-io", "tr-lookup"]);
+            expect_threads(&["tr-driver", "tr-io", "tr-lookup", "tr-wake"]);
             assert_eq!(names.asked(), 1, "a look-up that hangs must not be asked again beside itself");
             let (took, outcome) = stop_in_time("a hanging look-up", &elector);
             let error = outcome.expect_err("a thread is left");

@@ -16,8 +16,9 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 const ALL: &str = "all";
 const TTL: Duration = Duration::from_secs(3);
 /// How long each of them leads. No multiple of the time between renewals (half the ttl), so that the leader
-/// crashes in the middle between two, whatever the machine is busy with.
-const TERM: Duration = Duration::from_millis(2250);
+/// crashes in the middle between two, whatever the machine is busy with; and less than the ttl, so that only
+/// the wake explains who leads after the stop.
+const TERM: Duration = Duration::from_secs(2);
 /// Far longer than any takeover, which takes the ttl at most.
 const LONGEST_TAKEOVER: Duration = Duration::from_secs(30);
 

@@ -35,6 +35,11 @@ pub(crate) mod sealed {
 
         /// A new listener, to be owned by one thread. As above.
         fn listen(&self) -> std::io::Result<Box<dyn super::Listener>>;
+
+        /// Both, for one elector, with one look-up at a time for the two.
+        fn open_both(&self) -> std::io::Result<(Box<dyn super::Session>, Box<dyn super::Listener>)> {
+            Ok((self.open()?, self.listen()?))
+        }
     }
 }
 
@@ -49,7 +54,7 @@ pub trait Session: Send {
     /// What interrupts this session's waits when a budget is shortened.
     fn bell(&self) -> Bell;
 
-    /// The name look-ups of this session, which nothing can end before they end by themselves.
+    /// The name look-ups of this session and of its listener, which nothing can end before they end by themselves.
     fn lookups(&self) -> Lookups {
         Lookups::default()
     }
@@ -67,11 +72,6 @@ pub trait Listener: Send {
 
     /// What interrupts this listener's waits when a budget is shortened.
     fn bell(&self) -> Bell;
-
-    /// As [`Session::lookups`].
-    fn lookups(&self) -> Lookups {
-        Lookups::default()
-    }
 }
 
 /// What a [`Listener`] heard.

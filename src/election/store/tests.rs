@@ -452,9 +452,12 @@ fn over_a_connection_that_is_cut_nothing_is_done_and_the_listener_is_told_once()
     };
     assert_eq!(hear(&mut listener, BUDGET).expect("it listens"), Heard::Listening);
     let token = a.win();
+    let from = Instant::now();
+    // Whether the listener waits by then or not, it is told; it most likely does.
+    let moment = Duration::from_millis(20);
     thread::scope(|scope| {
-        // Whether it waits already or not yet, it is told.
         let waiting = scope.spawn(|| hear(&mut listener, BUDGET));
+        thread::sleep(moment);
         switch.cut();
         lost(waiting.join().expect("no panic"));
     });
@@ -471,13 +474,14 @@ fn over_a_connection_that_is_cut_nothing_is_done_and_the_listener_is_told_once()
     store.advance(TTL);
     let second = b.win();
     answers(b.release(second), Answer::Released);
-    let moment = Duration::from_millis(10);
     assert_eq!(hear(&mut listener, moment).expect("told already"), Heard::Nothing);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| hear(&mut listener, BUDGET));
+        thread::sleep(moment);
         switch.mend();
         assert_eq!(waiting.join().expect("no panic").expect("it is whole"), Heard::Listening);
     });
+    assert!(from.elapsed() < BUDGET, "it looked only when its time was over");
     assert_eq!(hear(&mut listener, moment).expect("it listens"), Heard::Nothing, "it was missed");
     let third = a.win();
     assert!(third > second && second > token);

@@ -25,6 +25,11 @@ impl Dialer {
         Self { target, names: Names::new(resolver), warned: false }
     }
 
+    /// Another one for the same server, which shares the look-ups of its name.
+    pub(super) fn twin(&self) -> Self {
+        Self { target: self.target.clone(), names: self.names.clone(), warned: true }
+    }
+
     pub(super) fn address(&self) -> &Address {
         &self.target.address
     }

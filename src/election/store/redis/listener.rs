@@ -10,7 +10,7 @@ use super::fault;
 use super::wire::{Broken, Patience, Wire};
 use crate::election::key::Group;
 use crate::election::store::budget::BellEnd;
-use crate::election::store::{Bell, Budget, Heard, Listener, Lookups, Outcome, StoreError};
+use crate::election::store::{Bell, Budget, Heard, Listener, Outcome, StoreError};
 use crate::election::term::parse_token;
 
 /// What a lease key's wake channel is called, after the key.
@@ -104,10 +104,6 @@ impl Listener for RedisListener {
 
     fn bell(&self) -> Bell {
         self.bell.clone()
-    }
-
-    fn lookups(&self) -> Lookups {
-        self.dialer.lookups()
     }
 }
 

@@ -100,4 +100,10 @@ impl sealed::Open for RedisStore {
         let dialer = Dialer::new(self.target.clone(), self.resolver.clone());
         Ok(Box::new(RedisListener::new(dialer)?))
     }
+
+    fn open_both(&self) -> io::Result<(Box<dyn Session>, Box<dyn Listener>)> {
+        let dialer = Dialer::new(self.target.clone(), self.resolver.clone());
+        let listener = RedisListener::new(dialer.twin())?;
+        Ok((Box::new(RedisSession::new(dialer)?), Box::new(listener)))
+    }
 }

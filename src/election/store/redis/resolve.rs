@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use super::wire::{Broken, Patience};
@@ -44,24 +44,31 @@ impl fmt::Debug for Resolver {
     }
 }
 
-/// The look-ups of one session: at most one is under way, and what the last good one said is kept.
-#[derive(Debug)]
+/// The look-ups of one elector's connections: at most one is under way, and what the last good one said
+/// is kept. Clones share both.
+#[derive(Clone, Debug)]
 pub(super) struct Names {
     resolver: Resolver,
-    under_way: Option<UnderWay>,
-    last_good: Vec<SocketAddr>,
+    state: Arc<Mutex<State>>,
     lookups: Lookups,
 }
 
-type Answer = Arc<Mutex<Option<io::Result<Vec<SocketAddr>>>>>;
+#[derive(Debug, Default)]
+struct State {
+    under_way: Option<Arc<UnderWay>>,
+    last_good: Vec<SocketAddr>,
+}
 
-/// A look-up whose thread has not been heard of yet.
+/// What a look-up said; shared by all who wait for it.
+type Answer = Result<Vec<SocketAddr>, Arc<io::Error>>;
+
+/// A look-up that has not been taken note of yet.
 #[derive(Debug)]
 struct UnderWay {
     /// Readable, at its end, once the thread has ended.
     ended: UnixStream,
     /// Empty when the thread ended by a panic.
-    answer: Answer,
+    answer: Arc<OnceLock<Answer>>,
 }
 
 /// Held by the thread of a look-up; dropping it, on unwind too, tells the session.
@@ -78,7 +85,7 @@ impl Drop for Running {
 
 impl Names {
     pub(super) fn new(resolver: Resolver) -> Self {
-        Self { resolver, under_way: None, last_good: Vec::new(), lookups: Lookups::default() }
+        Self { resolver, state: Arc::default(), lookups: Lookups::default() }
     }
 
     /// How many threads of look-ups are running, readable from anywhere.
@@ -90,7 +97,7 @@ impl Names {
     ///
     /// A name that cannot be looked up, or not in time, has the addresses of the last time.
     pub(super) fn addresses(
-        &mut self,
+        &self,
         host: &str,
         port: u16,
         patience: &Patience<'_>,
@@ -98,63 +105,72 @@ impl Names {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
-        let share = patience.share(if self.last_good.is_empty() { 1 } else { LOOKUP_PARTS });
+        let last_good = self.state().last_good.clone();
+        let share = patience.share(if last_good.is_empty() { 1 } else { LOOKUP_PARTS });
         match self.look_up(host, port, &share) {
-            Ok(addresses) => self.last_good = addresses,
-            Err(error) if self.last_good.is_empty() => return Err(error),
-            Err(error) => log::debug!("{error}; using the addresses of the last look-up"),
+            Err(error) if last_good.is_empty() => Err(error),
+            Err(error) => {
+                log::debug!("{error}; using the addresses of the last look-up");
+                Ok(last_good)
+            }
+            looked_up => looked_up,
         }
-        Ok(self.last_good.clone())
     }
 
-    fn look_up(
-        &mut self,
-        host: &str,
-        port: u16,
-        patience: &Patience<'_>,
-    ) -> Result<Vec<SocketAddr>, StoreError> {
-        // One that is stuck is waited for rather than doubled: threads must not pile up behind it.
-        let under_way = match self.under_way.take() {
-            Some(under_way) => under_way,
-            None => self.begin(host, port).map_err(|error| {
-                failed(format!("could not begin to look up the name {host}")).with_source(error)
-            })?,
-        };
-        match patience.readable(&under_way.ended) {
-            Ok(()) => {}
-            Err(broken) => {
-                self.under_way = Some(under_way);
-                let allowed = patience.allowed();
-                return Err(match broken {
-                    Broken::Io(error) => {
-                        failed(format!("could not wait for the name {host}")).with_source(error)
-                    }
-                    _ => {
-                        failed(format!("looking up the name {host} took longer than the {allowed:?} allowed"))
-                    }
-                });
-            }
+    fn look_up(&self, host: &str, port: u16, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
+        let under_way = self.under_way(host, port).map_err(|error| {
+            failed(format!("could not begin to look up the name {host}")).with_source(error)
+        })?;
+        if let Err(broken) = patience.readable(&under_way.ended) {
+            let allowed = patience.allowed();
+            return Err(match broken {
+                Broken::Io(error) => failed(format!("could not wait for the name {host}")).with_source(error),
+                _ => failed(format!("looking up the name {host} took longer than the {allowed:?} allowed")),
+            });
         }
-        let answer = under_way.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match answer {
-            Some(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
+        let mut state = self.state();
+        // Whoever comes first takes note of it; the next to ask begins another.
+        state.under_way.take_if(|other| Arc::ptr_eq(other, &under_way));
+        match under_way.answer.get() {
+            Some(Ok(addresses)) if !addresses.is_empty() => {
+                state.last_good.clone_from(addresses);
+                Ok(addresses.clone())
+            }
             Some(Ok(_)) => Err(failed(format!("the name {host} has no address"))),
-            Some(Err(error)) => Err(failed(format!("could not look up the name {host}")).with_source(error)),
+            Some(Err(error)) => {
+                Err(failed(format!("could not look up the name {host}")).with_source(Arc::clone(error)))
+            }
             None => Err(failed(format!("the resolver panicked while looking up the name {host}"))),
         }
+    }
+
+    /// The look-up to wait for. One that is stuck is waited for rather than doubled: threads must not pile
+    /// up behind it.
+    fn under_way(&self, host: &str, port: u16) -> io::Result<Arc<UnderWay>> {
+        let mut state = self.state();
+        if let Some(under_way) = &state.under_way {
+            return Ok(Arc::clone(under_way));
+        }
+        let under_way = Arc::new(self.begin(host, port)?);
+        state.under_way = Some(Arc::clone(&under_way));
+        Ok(under_way)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the thread of a look-up. It is not joined: nothing can end a look-up that is stuck.
     fn begin(&self, host: &str, port: u16) -> io::Result<UnderWay> {
         let (ended, far) = UnixStream::pair()?;
-        let answer = Answer::default();
+        let answer = Arc::new(OnceLock::new());
         let (resolver, host, slot) = (self.resolver.clone(), host.to_owned(), Arc::clone(&answer));
         let running = Running { lookups: self.lookups.begun(), _ended: far };
         thread::Builder::new().name("tr-lookup".to_owned()).spawn(move || {
             // Moved in first, so that it is dropped last: after the answer is there.
             let _running = running;
-            let addresses = (resolver.0)(&host, port);
-            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(addresses);
+            let answer = (resolver.0)(&host, port).map_err(Arc::new);
+            slot.set(answer).expect("nobody else answers");
         })?;
         Ok(UnderWay { ended, answer })
     }
