@@ -72,7 +72,7 @@ fn hooks_are_called_in_the_order_of_events() {
     let (promoted, demoted) = (told.clone(), told);
     let elector = quick(&MemoryStore::new())
         .on_promote(move |leadership| {
-            promoted.send(format!("promoted {}", leadership.token())).expect("kept")
+            promoted.send(format!("promoted {}", leadership.token())).expect("kept");
         })
         .on_demote(move |demotion| {
             demoted.send(format!("demoted {} {}", demotion.token, demotion.reason)).expect("kept");
@@ -161,11 +161,11 @@ fn a_hook_may_step_down_and_stop() {
     elector.stop().expect("and its thread has ended");
 }
 
+/// The token, beginning and end of each lead work.
+type WorkLog = Arc<Mutex<Vec<(u64, Instant, Instant)>>>;
+
 /// Lead work that runs until its term is lost and then takes some time, and notes both ends.
-fn slow_to_end(
-    log: &Arc<Mutex<Vec<(u64, Instant, Instant)>>>,
-    takes: Duration,
-) -> impl Fn(Leadership) + use<> {
+fn slow_to_end(log: &WorkLog, takes: Duration) -> impl Fn(Leadership) + use<> {
     let log = Arc::clone(log);
     move |leadership| {
         let began = Instant::now();

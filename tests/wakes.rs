@@ -474,3 +474,41 @@ fn a_hook_that_stops_its_elector_returns_and_the_lease_is_released() {
     assert_eq!(elector.status().role, Role::Stopped);
     elector.stop().expect("its threads have ended");
 }
+
+#[test]
+fn hooks_that_fell_far_behind_go_on_with_the_present_state() {
+    let server = Server::start();
+    let (unblock, blocked) = bounded::<()>(0);
+    let (told, tells) = unbounded();
+    let demoted = told.clone();
+    let elector = builder(&server.url(), &unique_group("behind"))
+        .jitter(Duration::ZERO)
+        .on_promote(move |leadership| {
+            told.send(("promoted", leadership.token())).expect("kept");
+            blocked.recv().ok();
+        })
+        .on_demote(move |demotion| demoted.send(("demoted", demotion.token)).expect("kept"))
+        .start()
+        .expect("good options");
+    // Each term is three events or more, of which 256 are kept.
+    for _ in 0..200 {
+        leads(&elector);
+        elector.step_down(Duration::ZERO).expect("the server answers");
+    }
+    let last = leads(&elector).token();
+    drop(unblock);
+    let mut seen = Vec::new();
+    while seen.last() != Some(&("promoted", last)) {
+        seen.push(tells.recv_timeout(CAP).expect("the present state"));
+    }
+    elector.stop().expect("the hooks have returned");
+    seen.extend(tells.iter());
+    assert_eq!(seen.last(), Some(&("demoted", last)));
+    assert!(seen.len() < 400, "nothing was missed");
+    // No term is told twice, and none out of turn; what was missed may be an end.
+    let is_in_turn = |one: &(&str, u64), next: &(&str, u64)| match next.0 {
+        "promoted" => one.1 < next.1,
+        _ => one.0 == "promoted" && one.1 <= next.1,
+    };
+    assert!(seen.is_sorted_by(is_in_turn), "{seen:?}");
+}

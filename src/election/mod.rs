@@ -1,5 +1,6 @@
 //! Leader election: one instance of a group holds a lease and is the leader.
 
+mod builder;
 mod clock;
 mod driver;
 mod elector;
@@ -13,8 +14,9 @@ mod status;
 mod store;
 mod term;
 
+pub use builder::Builder;
 pub use clock::Instant;
-pub use elector::{Builder, Elector};
+pub use elector::Elector;
 pub use error::{Error, ErrorKind, Operation};
 pub use event::{Demotion, Event, Leader, Reason};
 pub use leadership::Leadership;

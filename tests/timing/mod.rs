@@ -2,6 +2,7 @@
 
 mod faults;
 mod group;
+mod handover;
 mod lead_work;
 mod slow_network;
 mod stop;

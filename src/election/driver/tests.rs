@@ -5,11 +5,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use super::*;
+use crate::election::clock::Instant;
 use crate::election::key::{Group, InstanceId};
 use crate::election::leadership::Standing;
 use crate::election::options::Options;
 use crate::election::store::budget::BellEnd;
-use crate::election::store::{Class, LeaseStore, Outcome, RedisStore, sealed};
+use crate::election::store::{Bell, Budget, Class, LeaseStore, Operation, Outcome, RedisStore, sealed};
 use crate::election::{Builder, Elector, ErrorKind, MemoryStore, Reason};
 use crate::server::{Admin, Server};
 

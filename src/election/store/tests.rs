@@ -389,8 +389,7 @@ fn a_wait_for_a_wake_is_ended_by_another_thread(ground: &Ground<'_>) {
     let groups = [a.group.clone()];
     let mut listener = (ground.listen)();
     hears(&mut *listener, &groups, Heard::Listening);
-    // Without an end of its own, as the election's thread waits.
-    let budget = Budget::new(Instant::NEVER, &listener.bell());
+    let budget = Budget::new(Instant::now() + BUDGET, &listener.bell());
     let (ending, ended) = thread::scope(|scope| {
         let ending = scope.spawn(|| {
             // Nothing tells that the other thread waits; the outcome is the same if it does not yet.
