@@ -53,17 +53,16 @@ fn a_release_wakes_the_next_one_at_once() {
 }
 
 #[test]
-fn an_elector_does_not_react_to_its_own_wake() {
+fn an_elector_does_not_count_its_own_releases_as_wakes() {
     let store = MemoryStore::new();
     let elector = builder(&store).start().expect("good options");
-    leads(&elector);
-    elector.step_down(Duration::from_secs(60)).expect("the memory answers");
-    eventually(CAP, || match elector.status().counters.wakes {
-        0 => Err("has not heard itself"),
-        wakes => Ok(wakes),
-    });
-    assert!(elector.wait_for_leadership(50 * MS).is_err(), "it paused, and nobody else is there");
-    assert_eq!(elector.status().counters.attempts, 1);
+    for _ in 0..20 {
+        leads(&elector);
+        elector.step_down(Duration::ZERO).expect("the memory answers");
+    }
+    elector.stop().expect("the memory answers");
+    assert_eq!(elector.status().counters.wakes, 0);
+    assert!(elector.status().counters.promotions >= 20);
 }
 
 #[test]
@@ -134,6 +133,32 @@ fn a_panic_of_a_hook_is_told_and_the_hook_is_called_again() {
     }
     elector.stop().expect("a panic is no reason not to stop");
     assert!(tells.try_recv().is_err(), "a panic of the error hook calls it no more");
+}
+
+#[test]
+fn an_error_hook_that_falls_behind_and_panics_is_not_called_with_its_own_panics() {
+    let (told, tells) = unbounded();
+    let (release, released) = bounded::<()>(0);
+    let store = MemoryStore::new();
+    let (cuttable, switch) = store.with_switch();
+    switch.cut();
+    let elector = quick(&cuttable)
+        .wait(20 * MS)
+        .on_error(move |error| {
+            // Errors queue up behind the first.
+            _ = released.recv();
+            told.send(error.kind()).expect("kept");
+            panic!("as planned")
+        })
+        .start()
+        .expect("good options");
+    let told_so_far = |least| move |errors| if errors >= least { Ok(()) } else { Err(errors) };
+    eventually(CAP, || told_so_far(5)(elector.status().counters.errors));
+    switch.mend();
+    leads(&elector);
+    drop(release);
+    elector.stop().expect("the hook comes to an end");
+    assert!(tells.iter().all(|kind| kind == ErrorKind::Passing), "its own panics are told to others only");
 }
 
 #[test]
@@ -293,6 +318,24 @@ fn run_works_on_the_callers_thread_in_each_term_until_the_elector_stops() {
     assert_eq!(tokens.len(), 3);
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
     elector.stop().expect("stopped");
+}
+
+#[test]
+fn run_goes_on_after_work_that_outlived_its_grace() {
+    let elector = quick(&MemoryStore::new()).lead_grace(20 * MS).start().expect("good options");
+    let mut runs = 0;
+    elector
+        .run(|leadership| {
+            runs += 1;
+            if runs == 3 {
+                return elector.stop().expect("asked");
+            }
+            leadership.step_down();
+            leadership.lost().recv().expect_err("no message is ever sent");
+            eventually(CAP, || elector.status().overrun.ok_or("in its grace"));
+        })
+        .expect("it stopped");
+    assert_eq!(runs, 3);
 }
 
 #[test]

@@ -425,16 +425,26 @@ fn a_hook_that_sleeps_panics_or_blocks_for_ever_changes_nothing_for_the_lease() 
         leads(&elector);
         elector
     };
-    let stop_when_renewed = |hook: Box<dyn FnMut(Leadership) + Send>| {
-        let elector = start(hook);
-        let mut admin = server.admin();
-        expect_renewed_throughout(&mut admin, &elector, TTL);
-        elector.stop().expect("the hook has returned by now");
-        assert_eq!(admin.command(&["EXISTS", elector.key()]), Reply::Int(0), "released");
-    };
     thread::scope(|scope| {
-        scope.spawn(|| stop_when_renewed(Box::new(|_| thread::sleep(TTL * 2))));
-        scope.spawn(|| stop_when_renewed(Box::new(|_| panic!("as planned"))));
+        scope.spawn(|| {
+            let elector = start(Box::new(|_| thread::sleep(TTL * 2)));
+            let mut admin = server.admin();
+            expect_renewed_throughout(&mut admin, &elector, TTL);
+            elector.stop().expect("the hook has returned by now");
+            assert_eq!(admin.command(&["EXISTS", elector.key()]), Reply::Int(0), "released");
+        });
+        scope.spawn(|| {
+            let elector = start(Box::new(|_| panic!("as planned")));
+            expect_renewed_throughout(&mut server.admin(), &elector, TTL);
+            // Told, and called again in the next term.
+            for _ in 0..2 {
+                let error = elector.on_error().recv_timeout(CAP).expect("the panic is told");
+                assert_eq!(error.kind(), ErrorKind::Panicked, "{}", error.to_chain());
+                elector.step_down(Duration::ZERO).expect("released");
+                leads(&elector);
+            }
+            elector.stop().expect("released");
+        });
         scope.spawn(|| {
             let elector = start(Box::new(move |_| _ = blocked.recv()));
             let mut admin = server.admin();

@@ -126,8 +126,34 @@ impl Builder {
     ///
     /// Hooks are called one after the other, in the order of the events. A hook may take its time, block
     /// or panic (which is told as an error): the election goes on all the same. It may call
-    /// [`Elector::step_down`] and [`Elector::stop`]. One that is more than 256 events behind goes on with
-    /// the present state. Defaults to nothing.
+    /// [`Elector::step_down`] and [`Elector::stop`]. Each promotion that it is told is followed by the
+    /// demotion. A hook that is more than 256 events behind goes on with the present state: terms that began
+    /// and ended meanwhile are not told, and where only the end was missed its reason is
+    /// [`Lost`](super::Reason::Lost). Defaults to nothing.
+    ///
+    /// # Examples
+    ///
+    /// A hook that needs the elector is given a weak reference, for the elector owns the hook: with a strong
+    /// one neither would ever be dropped.
+    ///
+    /// ```
+    /// use std::sync::{Arc, OnceLock, Weak};
+    /// use taskrunner::election::{Elector, MemoryStore};
+    ///
+    /// let cell: Arc<OnceLock<Weak<Elector>>> = Arc::default();
+    /// let of_hook = Arc::clone(&cell);
+    /// let elector = Elector::builder(MemoryStore::new(), "demo")
+    ///     .on_promote(move |leadership| {
+    ///         // Not there yet: the promotion came before the next line of the program.
+    ///         let elector = of_hook.wait().upgrade();
+    ///         println!("token {} of {:?}", leadership.token(), elector.map(|elector| elector.status()));
+    ///     })
+    ///     .start()?;
+    /// let elector = Arc::new(elector);
+    /// cell.set(Arc::downgrade(&elector)).expect("set once");
+    /// elector.stop()?;
+    /// # Ok::<(), taskrunner::election::Error>(())
+    /// ```
     #[must_use]
     pub fn on_promote(mut self, hook: impl FnMut(Leadership) + Send + 'static) -> Self {
         self.hooks.promote = Some(Box::new(hook));

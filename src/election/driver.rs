@@ -73,8 +73,9 @@ pub(crate) enum Command {
     EndTerm { token: u64 },
     /// Lead work is to run for this term on a thread of the user's; answered whether it may.
     LeadBegan { token: u64, granted: Sender<Result<(), Error>> },
-    /// The lead work of this term has returned, perhaps by a panic.
-    LeadReturned { token: u64, panic: Option<Error> },
+    /// The lead work of this term has returned, perhaps by a panic. `taken` is dropped when the election
+    /// has taken note.
+    LeadReturned { token: u64, panic: Option<Error>, taken: Option<Sender<()>> },
     /// Tell this error to the listeners.
     Report(Error),
     /// Ask the store who leads.
@@ -125,6 +126,14 @@ impl Commands {
     /// which tells whoever waits for its answer.
     pub(crate) fn send(&self, command: Command) {
         self.inbox.send_timeout(Message::Command(self.election, command), SEND_LIMIT).ok();
+    }
+
+    /// Sends a command that must not be lost, however long the driver is held up.
+    ///
+    /// It cannot be for ever: a driver that ends drops its inbox before it waits for anybody.
+    pub(crate) fn send_surely(&self, command: Command) {
+        // With the driver everything has ended.
+        self.inbox.send(Message::Command(self.election, command)).ok();
     }
 
     /// Gives the term with this token up.

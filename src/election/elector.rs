@@ -87,7 +87,9 @@ impl Elector {
     /// # Errors
     ///
     /// [`Timeout`](ErrorKind::Timeout); [`Stopped`](ErrorKind::Stopped) once the elector has been
-    /// stopped; what [`stop`](Self::stop) returned if that was an error; [`Dead`](ErrorKind::Dead).
+    /// stopped; what [`stop`](Self::stop) returned if that was an error; [`Dead`](ErrorKind::Dead);
+    /// [`Overrun`](ErrorKind::Overrun) while the lead work of an earlier term outlives its grace, for until it
+    /// returns this instance does not contend.
     pub fn wait_for_leadership(&self, timeout: impl Into<Option<Duration>>) -> Result<Leadership, Error> {
         self.standing.wait(timeout.into())
     }
@@ -154,8 +156,10 @@ impl Elector {
             commands.send(Command::LeadBegan { token, granted });
             match answer.recv() {
                 Ok(Ok(())) => {
-                    let _returning = Returning { commands, token };
+                    let mut returning = Returning::new(commands, token);
+                    returning.panicked("its message went on to the caller of run()");
                     self.owner.within(Place::LeadWork, || work(leadership));
+                    returning.wait();
                 }
                 Ok(Err(error)) if error.kind() == ErrorKind::NotLeading => {}
                 Ok(Err(error)) => return Err(error),
@@ -195,7 +199,8 @@ impl Elector {
     /// Gives leadership up, if this instance leads, and does not contend for `pause`.
     ///
     /// When it returns `Ok`, this instance does not lead and has released the lease. It blocks until
-    /// then, for two call limits (at most 4 s) at most.
+    /// then, for two call limits (at most 4 s) at most, and with lead work for its grace before that. Called
+    /// from the lead work itself it returns at once, for the release waits for the work.
     ///
     /// # Errors
     ///
@@ -223,10 +228,12 @@ impl Elector {
 
     /// Ends the election: leadership ends, the lease is released if it is ours, the threads end.
     ///
-    /// It blocks for two call limits (at most 4 s) at most; with a store that answers, for about a
-    /// round trip. After it has returned nothing more is sent in this instance's name. It may be
+    /// It blocks for two call limits (at most 4 s) at most, and with lead work for its grace before
+    /// that; with a store that answers, for about a round trip after the work has returned. A hook that is
+    /// being called is waited for in the same time. After it has returned nothing more is sent in this instance's name. It may be
     /// called from any thread, more than once and at the same time; later calls return what the first
-    /// did, but that threads may have ended meanwhile. On a thread of the elector itself it returns at once.
+    /// did, but that threads may have ended meanwhile. Called from the lead work it returns at once, for it
+    /// would wait for itself; from a hook it waits for all but that hook.
     ///
     /// # Errors
     ///
@@ -265,10 +272,8 @@ impl Elector {
         let running = || self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // Waited for without the lock, so that calls at the same time all wait for no longer than this.
         let driver = running().driver.as_ref().map(Driver::ended);
-        if driver.is_some_and(|driver| !has_ended(driver)) {
-            return Driver::THREADS;
-        }
-        if let Some(driver) = running().driver.take() {
+        let driver_left = driver.is_some_and(|driver| !has_ended(driver));
+        if !driver_left && let Some(driver) = running().driver.take() {
             driver.join();
         }
         // A hook's own thread ends when the hook has returned.
@@ -283,7 +288,7 @@ impl Elector {
         let works = self.lead.ended();
         let works_left = works.into_iter().filter(|work| !has_ended(work.clone())).count();
         self.lead.join_ended();
-        usize::from(hooks_left) + works_left
+        usize::from(driver_left) * Driver::THREADS + usize::from(hooks_left) + works_left
     }
 
     /// The id of this instance: the lease's value while it leads.

@@ -20,6 +20,8 @@ pub struct Error(Arc<Inner>);
 struct Inner {
     kind: ErrorKind,
     operation: Option<Operation>,
+    /// Which callback has panicked, if one has.
+    panicked: Option<&'static str>,
     message: String,
     source: Option<Source>,
 }
@@ -148,7 +150,9 @@ impl Error {
 
     /// A callback of the user's has panicked.
     pub(crate) fn panicked(what: &'static str, message: &str) -> Self {
-        Self::new(ErrorKind::Panicked, format!("{what} panicked: {message}"))
+        let message = format!("{what} panicked: {message}");
+        let (kind, operation, source) = (ErrorKind::Panicked, None, None);
+        Self(Arc::new(Inner { kind, operation, panicked: Some(what), message, source }))
     }
 
     /// Lead work was to begin for a term that has some.
@@ -159,9 +163,9 @@ impl Error {
         Self::new(ErrorKind::Configuration, message)
     }
 
-    /// Whether this is a clone of that error.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    /// Whether it tells of a panic of this callback.
+    pub(crate) fn is_panic_of(&self, what: &str) -> bool {
+        self.0.panicked == Some(what)
     }
 
     /// A session with the store could not be opened.
@@ -235,7 +239,7 @@ impl Error {
     }
 
     fn build(kind: ErrorKind, operation: Option<Operation>, message: String, source: Option<Source>) -> Self {
-        Self(Arc::new(Inner { kind, operation, message, source }))
+        Self(Arc::new(Inner { kind, operation, panicked: None, message, source }))
     }
 }
 

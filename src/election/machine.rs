@@ -36,6 +36,8 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 const RELEASE_PAUSE: Duration = Duration::from_millis(25);
 /// Later it is this part of the time that has passed: a release is late by half a percent of the outage.
 const RELEASE_PART: u32 = 200;
+/// A renewal before its time comes no sooner after the one before than this part of ttl.
+const EARLY_PART: u32 = 10;
 /// Redis expires a lease at the millisecond after its last one: an attempt at PTTL + 0 loses.
 const EXPIRY_STEP: Duration = Duration::from_millis(1);
 
@@ -58,6 +60,8 @@ pub(crate) enum Input {
     Wake { token: u64 },
     /// The connection that wakes come over was lost: something may have happened to the store.
     WakeLost,
+    /// There is such a connection again: what was told meanwhile was missed.
+    WakeBack,
     /// Lead work runs for this term from now on.
     LeadBegan { token: u64 },
     /// The lead work of this term has returned.
@@ -214,7 +218,11 @@ impl Machine {
                 }
             }
             Input::Wake { token } => self.woken(now, token),
-            Input::WakeLost => self.wake_lost(now, out),
+            Input::WakeLost => self.renew_early(now, out),
+            Input::WakeBack => {
+                self.renew_early(now, out);
+                self.ask_soon(now);
+            }
             Input::LeadBegan { token } => self.lead_began(token),
             Input::LeadReturned { token } => self.lead_returned(now, token, out),
             Input::Lapsed => self.leave(now, Reason::Expired, out),
@@ -240,6 +248,11 @@ impl Machine {
         self.stop_by.map_or(next, |by| by.min(next))
     }
 
+    /// Whether the last term of this instance had this token.
+    pub(crate) fn is_own(&self, token: u64) -> bool {
+        self.own_token == token
+    }
+
     /// Whether this instance holds no lease: no term is under way or on its way out, and no attempt
     /// that may win one.
     pub(crate) fn is_settled(&self) -> bool {
@@ -259,25 +272,36 @@ impl Machine {
             return;
         }
         self.rest_until = now.at;
-        let soon = self.soon(now);
-        if let State::Following { next } = &mut self.state {
-            *next = (*next).min(soon);
-            self.woken = self.in_flight.is_some();
-        }
+        self.ask_soon(now);
+        self.woken = matches!(self.state, State::Following { .. }) && self.in_flight.is_some();
     }
 
-    /// Asks whether the lease is still ours, before its time.
-    fn wake_lost(&mut self, now: Moment, out: &mut Vec<Output>) {
-        if matches!(&self.state, State::Leading(term) if now.at < term.renew_at) && self.in_flight.is_none() {
+    /// Asks whether the lease is still ours, before its time, unless it has just asked.
+    fn renew_early(&mut self, now: Moment, out: &mut Vec<Output>) {
+        let State::Leading(term) = &self.state else { return };
+        let sent_at = term.held_until.saturating_sub(self.timing.ttl);
+        let just_asked = now.at < sent_at + self.timing.ttl / EARLY_PART;
+        if self.in_flight.is_none() && !just_asked && now.at < term.renew_at {
             self.send_renewal(now, true, out);
         }
     }
 
+    /// Brings the next attempt forward.
+    fn ask_soon(&mut self, now: Moment) {
+        let soon = self.soon(now);
+        if let State::Following { next } = &mut self.state {
+            *next = (*next).min(soon);
+        }
+    }
+
     fn lead_began(&mut self, token: u64) {
-        if let State::Leading(term) = &mut self.state
-            && term.token == token
-        {
-            term.working = true;
+        match &mut self.state {
+            State::Leading(term) if term.token == token => term.working = true,
+            // The term ended in the moment in which the work was started.
+            State::Leaving(leaving) if leaving.token == token => {
+                leaving.working = Some(leaving.since + self.timing.lead_grace);
+            }
+            _ => {}
         }
     }
 
@@ -312,7 +336,7 @@ impl Machine {
                     if now.at + RELEASE_PAUSE >= barred {
                         *next = barred;
                     } else {
-                        self.send(now, Action::Look, now.at + self.timing.call_limit, out);
+                        self.send(now, Action::Look, now.at + self.timing.look_limit(), out);
                     }
                 } else {
                     self.attempt += 1;

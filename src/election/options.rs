@@ -116,6 +116,11 @@ impl Timing {
         (self.ttl / 6).clamp(Duration::from_millis(20), LONGEST_CALL)
     }
 
+    /// How long a look may take. It goes over the connection that a renewal may be due on.
+    pub(crate) fn look_limit(&self) -> Duration {
+        self.call_limit.min(self.retry_limit())
+    }
+
     /// How long a renewal that failed waits under [`RenewError::Retry`] before the next.
     pub(crate) fn retry_pause(&self) -> Duration {
         self.retry_limit() / 4

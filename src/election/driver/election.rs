@@ -96,7 +96,7 @@ impl Election {
 
     /// The operation that asks who leads, and until when it may take.
     pub(super) fn look(&self) -> (Operation, Instant) {
-        (look(&self.group), Instant::now() + self.timing.call_limit)
+        (look(&self.group), Instant::now() + self.timing.look_limit())
     }
 
     /// What the answer to it says.
@@ -145,8 +145,10 @@ impl Election {
                 stands.then_some(Input::StepDown { pause: self.timing.wait })
             }
             Command::LeadBegan { token, granted } => self.lead_began(token, &granted),
-            Command::LeadReturned { token, panic } => {
+            Command::LeadReturned { token, panic, taken } => {
                 self.working = false;
+                self.standing.note(|status| status.overrun = None);
+                drop(taken);
                 if let Some(error) = panic {
                     log::warn!("group {:?}: {error}", self.group.name());
                     self.tell_error(error);
@@ -166,7 +168,7 @@ impl Election {
 
     /// Lets lead work run on a thread of the user's, if the term stands and none runs.
     fn lead_began(&mut self, token: u64, granted: &Sender<Result<(), Error>>) -> Option<Input> {
-        let stands = self.term.as_ref().is_some_and(|(term, _)| *term == token);
+        let stands = self.term.as_ref().is_some_and(|(term, _)| *term == token) && self.standing.is_leader();
         let answer = match stands {
             true if self.working => Err(Error::works_already(token)),
             true => Ok(()),
@@ -182,13 +184,15 @@ impl Election {
     /// Gives the machine an input and does what it says, but for its orders about operations.
     pub(super) fn handle(&mut self, now: Moment, input: Input) -> Vec<Order> {
         let (mut outputs, mut orders) = (Vec::new(), Vec::new());
-        if matches!(input, Input::Wake { .. }) {
+        if matches!(input, Input::Wake { token } if !self.machine.is_own(token)) {
             self.standing.note(|status| status.counters.wakes += 1);
         }
         self.machine.handle(now, input, &mut outputs);
         let mut follow_up = None;
         for output in outputs {
-            follow_up = self.apply(output, &mut orders).or(follow_up);
+            let comes = self.apply(output, &mut orders);
+            debug_assert!(comes.is_none() || follow_up.is_none(), "one output at a time has a follow-up");
+            follow_up = comes.or(follow_up);
         }
         if let Some(input) = follow_up {
             orders.extend(self.handle(Moment { at: Instant::now(), ..now }, input));
@@ -309,7 +313,6 @@ impl Election {
     fn left(&mut self, unreleased: Option<Unreleased>) {
         self.standing.note(|status| {
             status.role = Role::Follower;
-            status.overrun = status.overrun.filter(|_| self.working);
         });
         let outcome = unreleased.map_or(Ok(()), |unreleased| {
             let left = unreleased.until.saturating_duration_since(Instant::now());

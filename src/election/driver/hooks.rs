@@ -8,8 +8,11 @@ use crossbeam_channel::Receiver;
 
 use super::{Command, Commands};
 use crate::election::error::Error;
-use crate::election::event::{Demotion, Event};
+use crate::election::event::{Demotion, Event, Reason};
 use crate::election::leadership::Leadership;
+
+/// The name of the error hook in the error that tells of its panic.
+const ON_ERROR: &str = "on_error";
 
 type Hook<T> = Option<Box<dyn FnMut(T) + Send>>;
 
@@ -29,23 +32,28 @@ impl Hooks {
     /// Calls the hooks in the order of the events, until the elector has ended.
     ///
     /// It reads a subscription as any listener does. After it fell behind, it goes on with the present
-    /// state: a term that it has told begins once and ends once.
+    /// state: each term that it has told begins once and ends once.
     pub(crate) fn run(mut self, events: &Receiver<Event>, commands: &Commands) {
-        let mut told = None;
-        // What the error hook's own panic is told as: that must not call it again.
-        let mut own_panic: Option<Error> = None;
+        let mut told: Option<u64> = None;
         for event in events {
             match event {
                 Event::Promoted(leadership) if told != Some(leadership.token()) => {
-                    told = Some(leadership.token());
+                    if let Some(token) = told.replace(leadership.token()) {
+                        // Its end was missed, and with it the reason.
+                        let missed = Demotion { token, reason: Reason::Lost, at: leadership.since() };
+                        call("on_demote", &mut self.demote, missed, commands);
+                    }
                     call("on_promote", &mut self.promote, leadership, commands);
                 }
-                Event::Demoted(demotion) if told.is_some() => {
-                    told = None;
-                    call("on_demote", &mut self.demote, demotion, commands);
+                Event::Demoted(demotion) => {
+                    // Of terms that were missed altogether, nothing is told.
+                    if let Some(token) = told.take() {
+                        call("on_demote", &mut self.demote, Demotion { token, ..demotion }, commands);
+                    }
                 }
-                Event::Error(error) if !own_panic.as_ref().is_some_and(|own| own.is(&error)) => {
-                    own_panic = call("on_error", &mut self.error, error, commands).or(own_panic);
+                // A panic of the error hook must not call it again: it would never end.
+                Event::Error(error) if !error.is_panic_of(ON_ERROR) => {
+                    call(ON_ERROR, &mut self.error, error, commands);
                 }
                 _ => {}
             }
@@ -63,14 +71,12 @@ impl fmt::Debug for Hooks {
     }
 }
 
-/// Calls a hook; what it panicked with is told to everybody, and returned.
-fn call<T>(name: &'static str, hook: &mut Hook<T>, argument: T, commands: &Commands) -> Option<Error> {
-    let hook = hook.as_mut()?;
+fn call<T>(name: &'static str, hook: &mut Hook<T>, argument: T, commands: &Commands) {
+    let Some(hook) = hook else { return };
     // A hook is called again after a panic; what it left behind is its own affair.
-    let panic = catch_unwind(AssertUnwindSafe(|| hook(argument))).err()?;
-    let error = Error::panicked(name, message_of(&*panic));
-    commands.send(Command::Report(error.clone()));
-    Some(error)
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| hook(argument))) {
+        commands.send(Command::Report(Error::panicked(name, message_of(&*panic))));
+    }
 }
 
 /// What a panic says, where it says it as text.

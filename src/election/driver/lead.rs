@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::hooks::message_of;
 use super::thread::{Owner, Place, Thread};
@@ -41,11 +41,11 @@ impl Lead {
     /// Starts the work for a term; false if there is none to start.
     pub(super) fn begin(&self, leadership: Leadership, commands: &Commands) -> Result<bool, Error> {
         let Some(work) = self.work.clone() else { return Ok(false) };
-        let (token, commands) = (leadership.token(), commands.clone());
+        let mut returning = Returning::new(commands, leadership.token());
         let thread = Thread::spawn(self.owner, Place::LeadWork, "tr-lead", move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| work(leadership)));
-            let panic = outcome.err().map(|panic| Error::panicked("the lead work", message_of(&*panic)));
-            commands.send(Command::LeadReturned { token, panic });
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(leadership))) {
+                returning.panicked(message_of(&*panic));
+            }
         })?;
         let mut threads = self.threads();
         // At most one of them still runs, for a term does not begin while the work of an earlier one does.
@@ -76,18 +76,41 @@ impl fmt::Debug for Lead {
     }
 }
 
-/// Tells the driver that the lead work on a caller's thread has returned, however it does.
+/// Tells the driver that lead work has returned, however it does.
 #[derive(Debug)]
-pub(crate) struct Returning<'a> {
-    pub(crate) commands: &'a Commands,
-    pub(crate) token: u64,
+pub(crate) struct Returning {
+    commands: Commands,
+    token: u64,
+    panic: Option<Error>,
+    taken: Option<Sender<()>>,
 }
 
-impl Drop for Returning<'_> {
+impl Returning {
+    /// To be dropped by the thread that runs the work of the term with this token.
+    pub(crate) fn new(commands: &Commands, token: u64) -> Self {
+        Self { commands: commands.clone(), token, panic: None, taken: None }
+    }
+
+    /// The work has panicked, unless this is taken back.
+    pub(crate) fn panicked(&mut self, message: &str) {
+        self.panic = Some(Error::panicked("the lead work", message));
+    }
+
+    /// Tells, and waits until the election has taken note: what is asked of it next is not answered as if
+    /// the work still ran.
+    pub(crate) fn wait(mut self) {
+        let (taken, noted) = bounded(0);
+        self.panic = None;
+        self.taken = Some(taken);
+        drop(self);
+        noted.recv().expect_err("nothing is sent");
+    }
+}
+
+impl Drop for Returning {
     fn drop(&mut self) {
-        let panicked = || Error::panicked("the lead work", "its message went on to the caller of run()");
-        let panic = std::thread::panicking().then(panicked);
-        self.commands.send(Command::LeadReturned { token: self.token, panic });
+        let (token, panic, taken) = (self.token, self.panic.take(), self.taken.take());
+        self.commands.send_surely(Command::LeadReturned { token, panic, taken });
     }
 }
 

@@ -55,6 +55,8 @@ pub(super) struct Schedule {
     wakes: Wakes,
     /// Whether wakes are heard now.
     listening: bool,
+    /// Whether wakes were heard once, and then not.
+    deaf: bool,
     elections: BTreeMap<ElectionId, Election>,
     /// When each election wants to be called, in the order of time.
     alarms: BTreeSet<(Instant, ElectionId)>,
@@ -73,6 +75,7 @@ impl Schedule {
             bell,
             wakes,
             listening: false,
+            deaf: false,
             elections: BTreeMap::new(),
             alarms: BTreeSet::new(),
             lagging: BTreeSet::new(),
@@ -137,7 +140,12 @@ impl Schedule {
                     self.answer(request, result);
                 }
             }
-            Message::Listening => self.listening = true,
+            Message::Listening => {
+                self.listening = true;
+                if std::mem::take(&mut self.deaf) {
+                    self.call_all(&Input::WakeBack);
+                }
+            }
             Message::Wake { lease, token } => {
                 let of_it = |(_, election): &(&ElectionId, &Election)| election.group().lease() == lease;
                 let ids: Vec<_> = self.elections.iter().filter(of_it).map(|(id, _)| *id).collect();
@@ -176,18 +184,21 @@ impl Schedule {
 
     fn wake_lost(&mut self, error: &StoreError) {
         let was_listening = std::mem::take(&mut self.listening);
+        self.deaf |= was_listening;
+        // A right that is missing stays so until somebody is told. All else passes, or the operations
+        // fail of it, too.
+        if (error.class(), error.outcome()) == (Class::Configuration, Outcome::Refused) {
+            self.elections.values_mut().for_each(|election| election.tell_of_wakes(error.clone()));
+        }
+        if was_listening {
+            self.call_all(&Input::WakeLost);
+        }
+    }
+
+    fn call_all(&mut self, input: &Input) {
         let ids: Vec<_> = self.elections.keys().copied().collect();
         for id in ids {
-            // A right that is missing stays so until somebody is told. All else passes, or the
-            // operations fail of it, too.
-            if (error.class(), error.outcome()) == (Class::Configuration, Outcome::Refused)
-                && let Some(election) = self.elections.get_mut(&id)
-            {
-                election.tell_of_wakes(error.clone());
-            }
-            if was_listening {
-                self.call(id, Input::WakeLost);
-            }
+            self.call(id, input.clone());
         }
     }
 
@@ -218,6 +229,8 @@ impl Schedule {
         if election.has_stopped() {
             self.wakes.remove(election.group());
             self.elections.remove(&id);
+            // What was to be sent for it is not sent any more; what was asked is told so by the drop.
+            self.waiting.retain(|(request, _)| request.election != id);
         } else {
             self.alarms.insert((wake_at, id));
         }

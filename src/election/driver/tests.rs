@@ -10,7 +10,9 @@ use crate::election::key::{Group, InstanceId};
 use crate::election::leadership::Standing;
 use crate::election::options::Options;
 use crate::election::store::budget::BellEnd;
-use crate::election::store::{Bell, Budget, Class, LeaseStore, Operation, Outcome, RedisStore, sealed};
+use crate::election::store::{
+    Bell, Budget, Class, Heard, LeaseStore, Operation, Outcome, RedisStore, sealed,
+};
 use crate::election::{Builder, Elector, ErrorKind, MemoryStore, Reason};
 use crate::server::{Admin, Server};
 
@@ -24,6 +26,8 @@ struct Rigged {
     fault: Arc<Mutex<Option<Fault>>>,
     /// Whether a session is inside a fault now.
     caught: Arc<AtomicBool>,
+    /// Held by each listener while its thread has it.
+    listeners: Arc<()>,
 }
 
 enum Fault {
@@ -36,6 +40,11 @@ enum Fault {
     Drop(Box<Elector>),
 }
 
+struct RiggedListener {
+    memory: Box<dyn Listener>,
+    _alive: Arc<()>,
+}
+
 struct RiggedSession {
     store: Rigged,
     bell: Bell,
@@ -44,7 +53,12 @@ struct RiggedSession {
 
 impl Rigged {
     fn new() -> Self {
-        Self { memory: MemoryStore::new(), fault: Arc::default(), caught: Arc::default() }
+        Self {
+            memory: MemoryStore::new(),
+            fault: Arc::default(),
+            caught: Arc::default(),
+            listeners: Arc::default(),
+        }
     }
 
     fn rig(&self, fault: impl Into<Option<Fault>>) {
@@ -65,7 +79,21 @@ impl sealed::Open for Rigged {
     }
 
     fn listen(&self) -> std::io::Result<Box<dyn Listener>> {
-        self.memory.listen()
+        Ok(Box::new(RiggedListener { memory: self.memory.listen()?, _alive: Arc::clone(&self.listeners) }))
+    }
+}
+
+impl Listener for RiggedListener {
+    fn next(&mut self, groups: &[Group], budget: &Budget) -> Result<Heard, StoreError> {
+        self.memory.next(groups, budget)
+    }
+
+    fn reset(&mut self) {
+        self.memory.reset();
+    }
+
+    fn bell(&self) -> Bell {
+        self.memory.bell()
     }
 }
 
@@ -153,6 +181,7 @@ fn a_store_that_panics_ends_the_elector_and_everybody_is_told() {
     assert!(!events.iter().any(|event| matches!(event, Event::Stopped)), "it has not stopped, it has died");
     assert!(elector.events().recv().is_err(), "a new subscription ends at once");
     assert!(elector.on_promote().try_iter().count() <= 1 && elector.on_promote().recv().is_err());
+    eventually(|| Arc::strong_count(&store.listeners) == 1);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::thread::{Owner, Place, Thread};
 use crate::election::clock::Instant;
 use crate::election::error::Error;
 use crate::election::key::Group;
-use crate::election::store::{Bell, Budget, Class, Heard, Listener};
+use crate::election::store::{Bell, Budget, Class, Heard, Listener, Outcome, StoreError};
 
 /// The first back-off after the connection was lost; it doubles with each further failure.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
@@ -22,13 +22,15 @@ enum Order {
     Remove(Group),
     /// The connection may be half open: make another.
     Remake,
+    End,
 }
 
 /// The driver's end of the listening thread.
 pub(super) struct Wakes {
     orders: Sender<Order>,
     waiting: Arc<Waiting>,
-    thread: Thread,
+    /// There until it is joined.
+    thread: Option<Thread>,
 }
 
 /// The budget of the wait that the thread is in, to be ended from outside.
@@ -58,7 +60,7 @@ impl Wakes {
             wait: Duration::ZERO,
         };
         let thread = Thread::spawn(owner, Place::Engine, "tr-wake", move || ear.run())?;
-        Ok(Self { orders, waiting, thread })
+        Ok(Self { orders, waiting, thread: Some(thread) })
     }
 
     /// Listens for a group's wakes, too. Without the right to, it asks again after `wait`.
@@ -81,10 +83,18 @@ impl Wakes {
     }
 
     /// Ends the thread out of whatever it waits for, and waits for that.
-    pub(super) fn end(self) {
-        drop(self.orders);
-        self.waiting.interrupt();
-        self.thread.join();
+    pub(super) fn end(mut self) {
+        self.order(Order::End);
+        if let Some(thread) = self.thread.take() {
+            thread.join();
+        }
+    }
+}
+
+impl Drop for Wakes {
+    /// Also the driver that died must not leave the thread behind.
+    fn drop(&mut self) {
+        self.order(Order::End);
     }
 }
 
@@ -114,7 +124,10 @@ struct Ear {
 
 impl Ear {
     fn run(mut self) {
+        let _obituary = Obituary(self.inbox.clone());
         let mut failures = 0_u32;
+        // Since when it listens or has listened last.
+        let mut listening_since = Instant::now();
         loop {
             // In this order: an order that comes after the look into the channel ends the wait.
             let budget = self.waiting.begin();
@@ -122,22 +135,26 @@ impl Ear {
                 return;
             }
             if self.groups.is_empty() {
+                self.listener.reset();
                 match self.orders.recv() {
-                    Ok(order) => self.follow(order),
-                    Err(_) => return,
+                    Ok(order) if self.follow(&order) => continue,
+                    _ => return,
                 }
-                continue;
             }
             let heard = match self.listener.next(&self.groups, &budget) {
                 Ok(Heard::Nothing) => continue,
                 Ok(Heard::Listening) => {
-                    failures = 0;
+                    listening_since = Instant::now();
                     Message::Listening
                 }
                 Ok(Heard::Wake { lease, token }) => Message::Wake { lease, token },
                 Err(_) if budget.remaining().is_none() => continue,
                 Err(error) => {
                     log::debug!("the wake connection: {error}");
+                    // One that breaks as soon as it is made is no success.
+                    if listening_since.elapsed() > LONGEST_BACKOFF {
+                        failures = 0;
+                    }
                     let pause = match error.class() {
                         Class::Configuration => self.wait,
                         // Spread, so that instances do not come back in step.
@@ -163,22 +180,30 @@ impl Ear {
     fn follow_orders(&mut self) -> bool {
         loop {
             match self.orders.try_recv() {
-                Ok(order) => self.follow(order),
+                Ok(order) if self.follow(&order) => {}
                 Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
+                Ok(_) | Err(TryRecvError::Disconnected) => return false,
             }
         }
     }
 
-    fn follow(&mut self, order: Order) {
+    /// Does what is ordered; false if that is to end.
+    fn follow(&mut self, order: &Order) -> bool {
         match order {
+            Order::End => return false,
             Order::Add(group, wait) => {
-                self.groups.push(group);
-                self.wait = self.wait.max(wait);
+                self.groups.push(group.clone());
+                self.wait = self.wait.max(*wait);
             }
-            Order::Remove(group) => self.groups.retain(|other| *other != group),
+            Order::Remove(group) => {
+                // One of them only: another election of this driver may be of the same group.
+                if let Some(at) = self.groups.iter().position(|other| other == group) {
+                    self.groups.remove(at);
+                }
+            }
             Order::Remake => self.listener.reset(),
         }
+        true
     }
 
     /// Waits before the next connection; false when the thread is to end.
@@ -186,10 +211,24 @@ impl Ear {
         let until = Instant::now() + pause;
         loop {
             match self.orders.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(order) => self.follow(order),
+                Ok(order) if self.follow(&order) => {}
                 Err(RecvTimeoutError::Timeout) => return true,
-                Err(RecvTimeoutError::Disconnected) => return false,
+                Ok(_) | Err(RecvTimeoutError::Disconnected) => return false,
             }
+        }
+    }
+}
+
+/// Tells the driver when the thread has panicked: nobody waits for wakes any more that never come.
+struct Obituary(Sender<Message>);
+
+impl Drop for Obituary {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            log::error!("the thread that listens for wakes has died; takeovers come at the lease's end only");
+            let error = StoreError::new(Outcome::NotSent, Class::Passing, "the listening thread has died");
+            // A driver that has ended needs no telling.
+            self.0.send(Message::WakeLost(error)).ok();
         }
     }
 }

@@ -635,6 +635,17 @@ mod leading_a_term {
     }
 
     #[test]
+    fn a_wake_connection_that_comes_and_goes_makes_no_storm_of_renewals() {
+        let mut scene = leading(TIMING);
+        scene.at(20, Input::WakeLost, &[]).at(60, Input::WakeBack, &[]).at(99, Input::WakeLost, &[]);
+        scene.at(100, Input::WakeBack, &["renew 7 by 266"]).answer(105, renewed(), &["extended until 1050"]);
+        scene.at(150, Input::WakeLost, &[]).at(199, Input::WakeBack, &[]);
+        scene.at(200, Input::WakeLost, &["renew 7 by 366"]).answer(205, not_sent(), &[]);
+        // What failed was sent, too.
+        scene.at(250, Input::WakeLost, &[]).wakes(600, &["renew 7 by 1050"]);
+    }
+
+    #[test]
     fn an_early_renewal_that_fails_leaves_it_to_the_one_in_time() {
         let mut scene = leading(TIMING);
         scene.at(100, Input::WakeLost, &["renew 7 by 266"]);
@@ -647,6 +658,13 @@ mod leading_a_term {
         let mut scene = leading(TIMING);
         scene.at(100, Input::WakeLost, &["renew 7 by 266"]);
         scene.answer(110, held("other", 9, 300), &["demoted 7 lost", "leader other 9", "left"]);
+    }
+
+    #[test]
+    fn a_follower_asks_soon_after_wakes_may_have_been_missed() {
+        following(TIMING).at(100, Input::WakeBack, &["acquire attempt 2 floor 5 by 600"]);
+        let mut scene = following(TIMING);
+        scene.at(100, step_down(1000), &[]).at(110, Input::WakeBack, &[]).wakes(135, &["look"]);
     }
 
     #[test]
@@ -927,6 +945,18 @@ mod lead_work {
         scene.answer(110, Ok(Answer::Released), &["leader none", "left"]);
         scene.at(120, Input::Wake { token: 9 }, &[]).looks(135);
         scene.wakes(1300, &["acquire attempt 2 floor 7 by 1800"]);
+    }
+
+    #[test]
+    fn that_begins_as_its_term_expires_is_waited_for() {
+        let mut scene = leading(LONGER);
+        scene.wakes(600, &["renew 7 by 1140"]).answer(610, renewed(), &["extended until 1740"]);
+        scene.at(1740, Input::LeadBegan { token: 7 }, &["demoted 7 expired", "renew 7 by 1940"]);
+        scene.answer(1750, renewed(), &[]);
+        scene.at(1800, Input::LeadReturned { token: 7 }, &["release 7 by 2300"]);
+        scene.answer(1810, Ok(Answer::Released), &["leader none", "left"]);
+        // Whatever begins later is of no term.
+        scene.at(1811, Input::LeadBegan { token: 7 }, &[]);
     }
 
     #[test]
