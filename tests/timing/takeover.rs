@@ -231,6 +231,9 @@ fn an_acquires_reply_that_comes_later_than_its_deadline_promotes_nobody() {
     // Now that it is connected: its next attempt wins, and it hears of that when the lease has ended.
     proxy.delay_replies(TTL * 3 / 2);
     first.kill9();
+    // The lease is taken away instead of waited for: an attempt that came a moment before its end would lose, and
+    // while the replies are kept there is no second one.
+    admin.command(&["DEL", &key]);
     eventually(CAP, || match admin.command(&["GET", &key]) {
         Reply::Text(holder) if holder == late_id => Ok(()),
         other => Err(other),
@@ -267,6 +270,9 @@ fn an_acquires_reply_that_lay_there_while_the_candidate_stood_still_promotes_nob
 
     proxy.hold_replies();
     first.kill9();
+    // The lease is taken away instead of waited for: an attempt that came a moment before its end would lose, and
+    // while the replies are kept there is no second one.
+    admin.command(&["DEL", &key]);
     eventually(CAP, || match admin.command(&["GET", &key]) {
         Reply::Text(holder) if holder == late_id => Ok(()),
         other => Err(other),
