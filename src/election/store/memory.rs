@@ -1,19 +1,23 @@
 //! The embedded store: leases in this process's memory.
 
-use std::collections::{HashMap, VecDeque};
+mod listener;
+mod switch;
+
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::budget::BellEnd;
 use super::{
     Action, Answer, Bell, Budget, Class, Heard, Holding, LeaseStore, Listener, Operation, Outcome, Session,
     StoreError, sealed,
 };
 use crate::election::clock::Instant;
-use crate::election::key::{Group as GroupName, InstanceId};
+use crate::election::key::InstanceId;
 use crate::election::term::{LONGEST_TOKEN, next_token};
+use listener::{Ear, MemoryListener};
+use switch::Connection;
+pub use switch::Switch;
 
 /// Leases kept in memory, shared by all clones of one store.
 ///
@@ -110,67 +114,6 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-/// Cuts and mends the connection of a store that was made by [`MemoryStore::with_switch`].
-#[derive(Clone)]
-pub struct Switch {
-    store: MemoryStore,
-}
-
-impl Switch {
-    /// Cuts the connection, if it is whole. Once this has returned nothing reaches the leases over it.
-    pub fn cut(&self) {
-        let shared = self.store.lock();
-        let connection = &self.store.connection;
-        if !connection.cut.swap(true, Ordering::Relaxed) {
-            connection.cuts.fetch_add(1, Ordering::Relaxed);
-            shared.ring(connection);
-        }
-    }
-
-    /// Mends the connection, if it is cut.
-    pub fn mend(&self) {
-        let shared = self.store.lock();
-        let connection = &self.store.connection;
-        if connection.cut.swap(false, Ordering::Relaxed) {
-            shared.ring(connection);
-        }
-    }
-}
-
-impl fmt::Debug for Switch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Switch").field("cut", &self.store.connection.is_cut()).finish()
-    }
-}
-
-/// The way from a store's clones to the leases. It changes under the lock of these only, which orders it
-/// with all that is done to them.
-#[derive(Default)]
-struct Connection {
-    cut: AtomicBool,
-    /// How often it was cut: a listener sees by it that it has missed something, however short that was.
-    cuts: AtomicU64,
-}
-
-impl Connection {
-    fn is_cut(&self) -> bool {
-        self.cut.load(Ordering::Relaxed)
-    }
-
-    fn cuts(&self) -> u64 {
-        self.cuts.load(Ordering::Relaxed)
-    }
-
-    /// Fails while it is cut.
-    fn check(&self) -> Result<(), StoreError> {
-        if self.is_cut() { Err(Self::error()) } else { Ok(()) }
-    }
-
-    fn error() -> StoreError {
-        StoreError::new(Outcome::NotSent, Class::Passing, "the connection is cut")
-    }
-}
-
 impl LeaseStore for MemoryStore {}
 
 impl sealed::Open for MemoryStore {
@@ -179,99 +122,7 @@ impl sealed::Open for MemoryStore {
     }
 
     fn listen(&self) -> std::io::Result<Box<dyn Listener>> {
-        let (bell, end) = Bell::new()?;
-        let ear = Ear { wakes: Arc::default(), bell, connection: Arc::clone(&self.connection) };
-        self.lock().ears.push(ear.clone());
-        Ok(Box::new(MemoryListener { store: self.clone(), ear, end, listening: None }))
-    }
-}
-
-/// Where a listener is told of releases.
-#[derive(Clone)]
-struct Ear {
-    wakes: Arc<Mutex<VecDeque<Heard>>>,
-    bell: Bell,
-    connection: Arc<Connection>,
-}
-
-impl Ear {
-    /// How many wakes wait for a listener; one that is slower misses the oldest.
-    const WAKES: usize = 64;
-
-    fn wakes(&self) -> MutexGuard<'_, VecDeque<Heard>> {
-        self.wakes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tell(&self, wake: Heard) {
-        if self.connection.is_cut() {
-            return;
-        }
-        let mut wakes = self.wakes();
-        if wakes.len() == Self::WAKES {
-            wakes.pop_front();
-        }
-        wakes.push_back(wake);
-        self.bell.ring();
-    }
-}
-
-struct MemoryListener {
-    store: MemoryStore,
-    ear: Ear,
-    end: BellEnd,
-    /// How often the connection had been cut when it began to listen; none while it does not.
-    listening: Option<u64>,
-}
-
-impl MemoryListener {
-    /// Begins to listen, if it does not and can. Says that it has begun, or that a cut has ended it.
-    fn connect(&mut self) -> Result<Option<Heard>, StoreError> {
-        let _shared = self.store.lock();
-        let connection = &self.store.connection;
-        match self.listening {
-            Some(cuts) if cuts == connection.cuts() => return Ok(None),
-            // The loss was told; there is nothing more to tell until the connection is mended.
-            None if connection.is_cut() => return Ok(None),
-            Some(_) | None => self.ear.wakes().clear(),
-        }
-        if self.listening.take().is_some() {
-            return Err(Connection::error());
-        }
-        self.listening = Some(connection.cuts());
-        Ok(Some(Heard::Listening))
-    }
-}
-
-impl Listener for MemoryListener {
-    fn next(&mut self, groups: &[GroupName], budget: &Budget) -> Result<Heard, StoreError> {
-        loop {
-            if let Some(begun) = self.connect()? {
-                return Ok(begun);
-            }
-            let Some(left) = budget.remaining() else { return Ok(Heard::Nothing) };
-            let heard = self.ear.wakes().pop_front();
-            match heard {
-                Some(Heard::Wake { lease, token }) if groups.iter().any(|group| group.lease() == lease) => {
-                    return Ok(Heard::Wake { lease, token });
-                }
-                Some(_) => {}
-                None => self.end.wait(left),
-            }
-        }
-    }
-
-    fn reset(&mut self) {
-        self.listening = None;
-    }
-
-    fn bell(&self) -> Bell {
-        self.ear.bell.clone()
-    }
-}
-
-impl Drop for MemoryListener {
-    fn drop(&mut self) {
-        self.store.lock().ears.retain(|ear| !Arc::ptr_eq(&ear.wakes, &self.ear.wakes));
+        Ok(Box::new(MemoryListener::new(self)?))
     }
 }
 
