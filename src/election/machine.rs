@@ -218,9 +218,10 @@ impl Machine {
                 }
             }
             Input::Wake { token } => self.woken(now, token),
-            Input::WakeLost => self.renew_early(now, out),
+            Input::WakeLost => self.renew_early(now, false, out),
             Input::WakeBack => {
-                self.renew_early(now, out);
+                // What was asked at the loss may have found nobody to answer it.
+                self.renew_early(now, true, out);
                 self.ask_soon(now);
             }
             Input::LeadBegan { token } => self.lead_began(token),
@@ -276,11 +277,15 @@ impl Machine {
         self.woken = matches!(self.state, State::Following { .. }) && self.in_flight.is_some();
     }
 
-    /// Asks whether the lease is still ours, before its time, unless it has just asked.
-    fn renew_early(&mut self, now: Moment, out: &mut Vec<Output>) {
+    /// Asks whether the lease is still ours, before its time, unless it has just asked, or has just been
+    /// answered.
+    fn renew_early(&mut self, now: Moment, answered: bool, out: &mut Vec<Output>) {
         let State::Leading(term) = &self.state else { return };
-        let sent_at = term.held_until.saturating_sub(self.timing.ttl);
-        let just_asked = now.at < sent_at + self.timing.ttl / EARLY_PART;
+        let asked_at = match answered {
+            true => self.timing.sent_at(term.deadline),
+            false => term.held_until.saturating_sub(self.timing.ttl),
+        };
+        let just_asked = now.at < asked_at + self.timing.ttl / EARLY_PART;
         if self.in_flight.is_none() && !just_asked && now.at < term.renew_at {
             self.send_renewal(now, true, out);
         }

@@ -14,8 +14,8 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -168,7 +168,7 @@ fn across_three_processes_two_lead_works_are_never_under_way_at_once() {
         ms(verdict.shortest_us),
     );
     assert!(verdict.faults.is_empty(), "seed {seed}:\n{}", verdict.faults.join("\n"));
-    assert!(verdict.works > ROUNDS as usize);
+    assert!(verdict.works >= ROUNDS as usize, "each round has one of its own");
     // Without them there was nothing to judge.
     assert!(verdict.outlived > 0 && verdict.stood_still > 0, "{verdict:?}");
 }
@@ -209,16 +209,17 @@ fn contend(job: &Job) {
     let (of_work, obeyed) = (Arc::clone(&journal), Arc::clone(&told));
     // How long each work takes to end, drawn beforehand: up to a half of the grace.
     let takes: Vec<_> = (0..1000).map(|_| GRACE.mul_f64(random.random_range(0.0..0.5))).collect();
-    let working: Arc<Mutex<()>> = Arc::default();
-    let worked = Arc::clone(&working);
     let of_demotion = Arc::clone(&journal);
+    // Held by the work while it runs.
+    let working = Arc::new(());
+    let of_lead = Arc::clone(&working);
     let elector = Elector::builder(RedisStore::open(&job.url).expect("a good url"), &job.group)
         .ttl(TTL)
         .wait(PAUSE)
         .lead_grace(GRACE)
         .lead(move |leadership| {
-            // A panic of the work before this one is as planned.
-            let _working = worked.lock().unwrap_or_else(PoisonError::into_inner);
+            // Dropped also when the work panics.
+            let _working = Arc::clone(&of_lead);
             let takes = takes[(leadership.token() % 1000) as usize];
             work(&leadership, &of_work, &obeyed, takes);
         })
@@ -258,7 +259,11 @@ fn contend(job: &Job) {
         assert_eq!(error.kind(), ErrorKind::Overrun, "{}", error.to_chain());
     }
     // A process that ended now would end the work with it: the work that outlives its grace is to be seen.
-    drop(working.lock());
+    eventually(CAP, || match Arc::strong_count(&working) {
+        // This one's, and that of the closure that waits for the next term.
+        2 => Ok(()),
+        works => Err(works - 2),
+    });
 }
 
 /// The lead work: writes down its start, its checks and its end.
@@ -510,8 +515,9 @@ fn judge(entries: &[Entry]) -> Verdict {
                 continue;
             };
             verdict.longest_us = verdict.longest_us.max(both_us);
-            // Until the end of the grace the lease is renewed, so nobody else may have begun before.
-            let outlived = one.ending_us.is_some_and(|ending_us| ending_us + us(GRACE) < later.start_us);
+            // Until the end of the grace the lease is renewed, each half a ttl, and then it is left to expire.
+            let outlived =
+                one.ending_us.is_some_and(|ending_us| ending_us + us(GRACE + TTL / 4) < later.start_us);
             let stood_still = stops
                 .iter()
                 .any(|(pid, at_us)| *pid == one.pid && one.start_us <= *at_us && *at_us <= later.start_us);

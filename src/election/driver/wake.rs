@@ -148,7 +148,6 @@ impl Ear {
                     Message::Listening
                 }
                 Ok(Heard::Wake { lease, token }) => Message::Wake { lease, token },
-                Err(_) if budget.remaining().is_none() => continue,
                 Err(error) => {
                     log::debug!("the wake connection: {error}");
                     // One that breaks as soon as it is made is no success.
