@@ -1,6 +1,7 @@
 //! The description of an elector, and its start.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -211,7 +212,18 @@ impl Builder {
         driver.add(election);
         driver.close();
         let running = Mutex::new(Running { driver: Some(driver), hooks: hooks_thread });
-        Ok(Elector { standing, inlets, group, id, timing, owner, lead, running, lookups })
+        Ok(Elector {
+            standing,
+            inlets,
+            group,
+            id,
+            timing,
+            owner,
+            lead,
+            running,
+            lookups,
+            told: AtomicBool::new(false),
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The public handle: one instance of a group.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -54,6 +55,8 @@ pub struct Elector {
     pub(super) lead: Lead,
     pub(super) running: Mutex<Running>,
     pub(super) lookups: Lookups,
+    /// Whether a caller of `stop()` was told how it went.
+    pub(super) told: AtomicBool,
 }
 
 /// The threads that are still to be joined.
@@ -134,7 +137,8 @@ impl Elector {
     ///
     /// The work must return when its term ends: [`Leadership::lost`] and [`Leadership::check`] tell. It is
     /// waited for as the work of [`Builder::lead`] is. If it returns while the term stands, the instance
-    /// steps down and does not contend for one `wait`. If it panics, so does this call.
+    /// steps down and does not contend for one `wait`. If it panics, so does this call; the instance then
+    /// steps down likewise, and contends again: drop or stop it, unless `run` is called anew.
     ///
     /// # Errors
     ///
@@ -232,8 +236,8 @@ impl Elector {
     /// that; with a store that answers, for about a round trip after the work has returned. A hook that is
     /// being called is waited for in the same time. After it has returned nothing more is sent in this instance's name. It may be
     /// called from any thread, more than once and at the same time; later calls return what the first
-    /// did, but that threads may have ended meanwhile. Called from the lead work it returns at once, for it
-    /// would wait for itself; from a hook it waits for all but that hook.
+    /// did, but that threads may have ended meanwhile. Called from the lead work it returns at once, before
+    /// anything has ended, for it would wait for itself; from a hook it waits for all but that hook.
     ///
     /// # Errors
     ///
@@ -247,8 +251,9 @@ impl Elector {
         if matches!(place, Some(Place::Engine | Place::LeadWork)) {
             return Ok(());
         }
-        let until = Instant::now() + self.longest_way_out() + SLACK;
+        let until = Instant::now() + self.longest_way_out();
         let left = self.join(until, place == Some(Place::Hook)) + self.lookups.running();
+        self.told.store(true, Ordering::Relaxed);
         let threads_left = |stop| Error::threads_left(self.group.name(), left, stop);
         match self.standing.ended() {
             Some(Err(error)) if left == 0 || error.kind() == ErrorKind::Dead => Err(error),
@@ -265,20 +270,20 @@ impl Elector {
 
     /// Waits for the threads to end, and says how many have not by then.
     fn join(&self, until: Instant, by_hook: bool) -> usize {
-        let has_ended = |ended: Receiver<()>| {
+        let has_ended = |ended: Receiver<()>, until: Instant| {
             let left = until.saturating_duration_since(Instant::now());
             ended.recv_timeout(left) != Err(RecvTimeoutError::Timeout)
         };
         let running = || self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // Waited for without the lock, so that calls at the same time all wait for no longer than this.
         let driver = running().driver.as_ref().map(Driver::ended);
-        let driver_left = driver.is_some_and(|driver| !has_ended(driver));
+        let driver_left = driver.is_some_and(|driver| !has_ended(driver, until + SLACK));
         if !driver_left && let Some(driver) = running().driver.take() {
             driver.join();
         }
         // A hook's own thread ends when the hook has returned.
         let hooks = running().hooks.as_ref().filter(|_| !by_hook).map(Thread::ended);
-        let hooks_left = hooks.is_some_and(|hooks| !has_ended(hooks));
+        let hooks_left = hooks.is_some_and(|hooks| !has_ended(hooks, until));
         if !by_hook
             && !hooks_left
             && let Some(hooks) = running().hooks.take()
@@ -286,7 +291,7 @@ impl Elector {
             hooks.join();
         }
         let works = self.lead.ended();
-        let works_left = works.into_iter().filter(|work| !has_ended(work.clone())).count();
+        let works_left = works.into_iter().filter(|work| !has_ended(work.clone(), until)).count();
         self.lead.join_ended();
         usize::from(driver_left) * Driver::THREADS + usize::from(hooks_left) + works_left
     }
@@ -321,9 +326,12 @@ impl Elector {
 }
 
 impl Drop for Elector {
-    /// As [`stop`](Elector::stop), but that what it would return is logged.
+    /// As [`stop`](Elector::stop), but that what it would return is logged, if nobody was told before.
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
+        let told = self.told.load(Ordering::Relaxed);
+        if let Err(error) = self.stop()
+            && !told
+        {
             log::warn!("dropping an elector: {}", error.to_chain());
         }
     }

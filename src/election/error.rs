@@ -196,8 +196,9 @@ impl Error {
 
     /// Threads still run at the end of a stop, which may have gone wrong otherwise, too.
     pub(crate) fn threads_left(group: &str, threads: usize, stop: Option<Self>) -> Self {
-        let message =
-            format!("stopped the elector of group {group:?}, but {threads} of its threads still run");
+        let message = format!(
+            "stopped the elector of group {group:?}, but {threads} of its threads did not end in time"
+        );
         Self::build(ErrorKind::Overrun, None, message, stop.map(|error| Arc::new(error) as Source))
     }
 

@@ -179,8 +179,16 @@ impl Standing {
     }
 
     /// Begins a term. The receiver disconnects when the term ends.
-    pub(crate) fn begin(self: &Arc<Self>, token: u64, until: Instant, lost: Receiver<()>) -> Leadership {
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        token: u64,
+        sent_at: Instant,
+        until: Instant,
+        lost: Receiver<()>,
+    ) -> Leadership {
         let mut state = self.lock();
+        state.status.counters.promotions += 1;
+        state.status.renewed_at = Some(sent_at);
         let term = Proof { token, since: Instant::now(), until, lost };
         let leadership = self.leadership_of(&term);
         state.term = Some(term);
@@ -189,11 +197,13 @@ impl Standing {
     }
 
     /// Moves the term's deadline; false if it has passed already, for then the term has ended.
-    pub(crate) fn extend(&self, until: Instant) -> bool {
+    pub(crate) fn extend(&self, sent_at: Instant, until: Instant) -> bool {
         let mut state = self.lock();
         let now = Instant::now();
         let Some(term) = state.term.as_mut().filter(|term| now < term.until) else { return false };
         term.until = until;
+        state.status.counters.renewals += 1;
+        state.status.renewed_at = Some(sent_at);
         true
     }
 
@@ -201,6 +211,8 @@ impl Standing {
     pub(crate) fn end_term(&self) -> Instant {
         let mut state = self.lock();
         let now = Instant::now();
+        state.status.counters.demotions += 1;
+        state.status.role = Role::Leaving;
         state.term.take().map_or(now, |term| term.until.min(now))
     }
 
@@ -281,12 +293,12 @@ mod tests {
     fn a_term_stands_until_its_deadline_without_anybody_ending_it() {
         let standing = standing();
         let (sender, lost) = crossbeam_channel::bounded(0);
-        let leadership = standing.begin(7, Instant::now() + HOUR, lost);
+        let leadership = standing.begin(7, Instant::now(), Instant::now() + HOUR, lost);
         assert!(standing.is_leader() && leadership.is_valid());
         assert_eq!(leadership.token(), 7);
         leadership.check().expect("it stands");
         assert!(
-            standing.extend(Instant::now()),
+            standing.extend(Instant::now(), Instant::now()),
             "a deadline may be set to any instant while the term stands"
         );
         assert!(!standing.is_leader() && !leadership.is_valid());
@@ -300,8 +312,8 @@ mod tests {
     fn no_extension_brings_back_a_term_whose_deadline_has_passed() {
         let standing = standing();
         let (_sender, lost) = crossbeam_channel::bounded(0);
-        let leadership = standing.begin(7, Instant::now(), lost);
-        assert!(!standing.extend(Instant::now() + HOUR));
+        let leadership = standing.begin(7, Instant::now(), Instant::now(), lost);
+        assert!(!standing.extend(Instant::now(), Instant::now() + HOUR));
         assert!(!standing.is_leader() && !leadership.is_valid() && standing.leadership().is_none());
     }
 
@@ -310,10 +322,10 @@ mod tests {
         let standing = standing();
         let (_sender, lost) = crossbeam_channel::bounded::<()>(0);
         let deadline = Instant::now();
-        standing.begin(7, deadline, lost.clone());
+        standing.begin(7, Instant::now(), deadline, lost.clone());
         assert_eq!(standing.end_term(), deadline);
         let before = Instant::now();
-        standing.begin(8, before + HOUR, lost);
+        standing.begin(8, Instant::now(), before + HOUR, lost);
         let ended = standing.end_term();
         assert!(before <= ended && ended <= Instant::now());
     }
@@ -322,9 +334,9 @@ mod tests {
     fn an_earlier_leadership_does_not_become_valid_with_a_later_term() {
         let standing = standing();
         let (_sender, lost) = crossbeam_channel::bounded::<()>(0);
-        let earlier = standing.begin(7, Instant::now() + HOUR, lost.clone());
+        let earlier = standing.begin(7, Instant::now(), Instant::now() + HOUR, lost.clone());
         standing.end_term();
-        let later = standing.begin(8, Instant::now() + HOUR, lost);
+        let later = standing.begin(8, Instant::now(), Instant::now() + HOUR, lost);
         assert!(later.is_valid() && !earlier.is_valid());
     }
 
@@ -336,7 +348,7 @@ mod tests {
         let (_sender, lost) = crossbeam_channel::bounded(0);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| standing.wait(None));
-            standing.begin(7, Instant::now() + HOUR, lost);
+            standing.begin(7, Instant::now(), Instant::now() + HOUR, lost);
             assert_eq!(waiter.join().expect("no panic").expect("leads").token(), 7);
             standing.end_term();
             let waiter = scope.spawn(|| standing.wait(Some(Duration::MAX)));

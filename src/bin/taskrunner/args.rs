@@ -38,7 +38,8 @@ pub(crate) enum Command {
 const CAMPAIGN_NOTES: &str = "\
 Exit status:
   0  stopped by a signal
-  1  it failed while it ran, or standard output was closed
+  1  it failed while it ran, the lease could not be released at its end (it then ends by itself), or standard
+     output was closed
   2  an option, the URL or the timing was refused; nothing was started
 
 The library's log goes to standard error; set RUST_LOG (for example to taskrunner=debug) to see more of it.";

@@ -221,26 +221,18 @@ impl Election {
             Output::Shorten { op, until } => orders.push(Order::Shorten { op, until }),
             Output::Promoted { token, until } => {
                 let (sender, lost) = bounded(0);
-                let leadership = self.standing.begin(token, until, lost);
-                self.standing.note(|status| {
-                    status.counters.promotions += 1;
-                    status.renewed_at = Some(self.timing.sent_at(until));
-                });
+                let leadership = self.standing.begin(token, self.timing.sent_at(until), until, lost);
                 self.term = Some((token, sender));
                 self.outlets.tell(&Event::Promoted(leadership.clone()));
                 log::info!("group {group:?}: promoted, token {token}");
                 return self.begin_lead_work(token, leadership);
             }
             Output::Extended { until } => {
-                let extended = self.standing.extend(until);
+                let extended = self.standing.extend(self.timing.sent_at(until), until);
                 log::trace!("group {group:?}: renewed");
                 if !extended {
                     return Some(Input::Lapsed);
                 }
-                self.standing.note(|status| {
-                    status.counters.renewals += 1;
-                    status.renewed_at = Some(self.timing.sent_at(until));
-                });
             }
             Output::Demoted { token, reason } => self.demoted(token, reason),
             Output::Leader(leader) => {
@@ -295,10 +287,6 @@ impl Election {
     /// Ends the term: its validity first, then the lost-signal, then the telling.
     fn demoted(&mut self, token: u64, reason: Reason) {
         let at = self.standing.end_term();
-        self.standing.note(|status| {
-            status.counters.demotions += 1;
-            status.role = Role::Leaving;
-        });
         self.term = None;
         self.outlets.tell(&Event::Demoted(Demotion { token, reason, at }));
         let group = self.group.name();

@@ -104,7 +104,13 @@ impl Session for RedisSession {
         for operation in batch {
             let unknown = match wire.receive(&patience) {
                 Ok(Value::ServerError(error)) => {
-                    let (class, text) = fault::classify(&error);
+                    let (class, mut text) = fault::classify(&error);
+                    if text.contains("WRONGTYPE") {
+                        let (lease, term) = (operation.group.lease(), operation.group.term());
+                        text.push_str(&format!(
+                            "; the lease key {lease} must be a string and the term key {term} a hash: delete the one that is not"
+                        ));
+                    }
                     // The next dial may find the right one: by another address, or by its role.
                     keep &= class != Class::WrongNode;
                     let message = format!("{address} refused it: {text}");

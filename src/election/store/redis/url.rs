@@ -69,6 +69,7 @@ impl Target {
                 ));
             }
         }
+        refuse_unknown_parameters(rest, scheme.to_ascii_lowercase().contains("unix"))?;
         // The crate's error may quote the URL, so it is not a source of ours.
         let info = url.into_connection_info().map_err(|_| {
             bad("cannot be parsed; special characters in user and password must be percent-encoded, and a database is a number")
@@ -92,6 +93,24 @@ impl Target {
         let database = u32::try_from(settings.db())
             .map_err(|_| bad("has a database number that is negative or too large"))?;
         Ok(Self { address, username, password, database })
+    }
+}
+
+/// What is passed over in silence may have been meant to choose the database: two instances that read the
+/// same URL differently would both lead.
+fn refuse_unknown_parameters(rest: &str, is_socket: bool) -> Result<(), Error> {
+    if rest.contains('#') {
+        return Err(bad("has a fragment, which means nothing here; write # as %23"));
+    }
+    let Some((_, query)) = rest.split_once('?') else { return Ok(()) };
+    if !is_socket {
+        return Err(bad("has parameters after a question mark; user, password and database stand before it"));
+    }
+    let known = |pair: &str| matches!(pair.split('=').next(), Some("db" | "user" | "pass"));
+    if query.split('&').all(known) {
+        Ok(())
+    } else {
+        Err(bad("has a parameter that is none of db, user and pass"))
     }
 }
 
@@ -176,7 +195,14 @@ mod tests {
             ("redis://u:hunter2@h:port", "cannot be parsed"),
             ("redis://u:hun/ter2@h", "cannot be parsed"),
             ("redis://u:hunter2%ff@h", "cannot be parsed"),
-            ("redis://u:hunter2@h?protocol=hunter2", "cannot be parsed"),
+            ("redis://u:hunter2@h?protocol=hunter2", "parameters after a question mark"),
+            ("redis://u:hunter2@h?db=3", "parameters after a question mark"),
+            ("redis://u:hunter2@h/0?", "parameters after a question mark"),
+            ("redis://u:hunter2@h/0#insecure", "fragment"),
+            ("redis://u:hun#ter2@h", "fragment"),
+            ("unix:///run/s?database=3&pass=hunter2", "none of db, user and pass"),
+            ("unix:///run/s?pass=hunter2&", "none of db, user and pass"),
+            ("unix:///run/s?pass=hunter2#db", "fragment"),
             ("redis://0.0.0.0", "cannot be parsed"),
             ("unix://", "no socket path"),
             ("unix:///?pass=hunter2", "no socket path"),
