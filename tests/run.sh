@@ -182,7 +182,8 @@ done <<<"$listed"
 if [ "${#timing[@]}" -eq 0 ]; then
     say "there are none"
 else
-    cargo_test --test integration -- --test-threads=1 --exact "${timing[@]}"
+    # With the figures that they print.
+    cargo_test --test integration -- --test-threads=1 --show-output --exact "${timing[@]}"
 fi
 
 say "all tests passed"

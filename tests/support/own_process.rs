@@ -1,5 +1,7 @@
 //! Tests that count the threads, descriptors or memory of their process need one of their own.
 
+#![allow(clippy::print_stderr, reason = "what the other process printed is told beside the test's output")]
+
 use std::env;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
@@ -69,6 +71,14 @@ pub(crate) fn in_own_process_within(cap: Duration, test: &str, body: impl FnOnce
             panic!("{test} failed in its own process ({status}):\n{printed}")
         }
         // A misspelt name matches no test, and no test is a success to the test runner.
-        Some(_) => assert!(printed.contains(" 1 passed"), "{test} is no test of this binary:\n{printed}"),
+        Some(_) => {
+            assert!(printed.contains(" 1 passed"), "{test} is no test of this binary:\n{printed}");
+            // The figures that the body printed; what the test runner adds begins with these words.
+            let runner = ["running ", "test "];
+            let figures = printed.lines().map(str::trim).filter(|line| !line.is_empty());
+            figures
+                .filter(|line| !runner.iter().any(|word| line.starts_with(word)) && *line != "ok")
+                .for_each(|line| eprintln!("{line}"));
+        }
     }
 }

@@ -431,7 +431,7 @@ mod contending {
         let mut scene = Scene::with(JITTER, 0.5);
         scene.wakes(50, &["acquire attempt 1 floor 0 by 550"]);
         scene.answer(60, held("other", 5, 900), &["leader other 5"]);
-        scene.at(100, Input::Wake { token: 5 }, &[]).wakes(150, &["acquire attempt 2 floor 5 by 650"]);
+        scene.at(100, Input::Wake { token: 5 }, &[]).wakes(125, &["acquire attempt 2 floor 5 by 625"]);
     }
 
     #[test]
