@@ -11,5 +11,6 @@ mod embedding;
 mod harness;
 mod interop;
 mod listeners;
+mod logging;
 mod timing;
 mod wakes;
