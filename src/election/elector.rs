@@ -234,10 +234,12 @@ impl Elector {
     ///
     /// It blocks for two call limits (at most 4 s) at most, and with lead work for its grace before
     /// that; with a store that answers, for about a round trip after the work has returned. A hook that is
-    /// being called is waited for in the same time. After it has returned nothing more is sent in this instance's name. It may be
-    /// called from any thread, more than once and at the same time; later calls return what the first
-    /// did, but that threads may have ended meanwhile. Called from the lead work it returns at once, before
-    /// anything has ended, for it would wait for itself; from a hook it waits for all but that hook.
+    /// being called is waited for in the same time. After it has returned nothing more is sent in this
+    /// instance's name.
+    ///
+    /// It may be called from any thread, more than once and at the same time; later calls return what the
+    /// first did, but that threads may have ended meanwhile. Called from the lead work it returns at once,
+    /// before anything has ended, for it would wait for itself; from a hook it waits for all but that hook.
     ///
     /// # Errors
     ///

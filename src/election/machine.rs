@@ -372,7 +372,7 @@ impl Machine {
         now.at + late + self.timing.jitter.mul_f64(now.dice * now.dice)
     }
 
-    /// Sets when it asks next. A look does not put the first attempt off.
+    /// Sets when it asks next: while it may not contend, no later than when it may again.
     fn follow(&mut self, now: Moment, at: Instant) {
         let barred = self.barred_until();
         let at = if now.at < barred { at.min(barred + self.timing.jitter.mul_f64(now.dice)) } else { at };

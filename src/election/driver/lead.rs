@@ -41,8 +41,11 @@ impl Lead {
     /// Starts the work for a term; false if there is none to start.
     pub(super) fn begin(&self, leadership: Leadership, commands: &Commands) -> Result<bool, Error> {
         let Some(work) = self.work.clone() else { return Ok(false) };
-        let mut returning = Returning::new(commands, leadership.token());
+        let commands = commands.clone();
         let thread = Thread::spawn(self.owner, Place::LeadWork, "tr-lead", move || {
+            // Made in here: where no thread can be spawned, this is dropped by the driver, which must not
+            // wait for room in its own inbox.
+            let mut returning = Returning::new(&commands, leadership.token());
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(leadership))) {
                 returning.panicked(message_of(&*panic));
             }
