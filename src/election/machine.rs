@@ -130,7 +130,7 @@ pub(crate) struct Machine {
     attempt: u64,
     /// The highest token seen.
     floor: u64,
-    /// The token this instance won last; a wake with it tells nothing new.
+    /// The token this instance won last; a wake with it or an earlier one tells nothing new.
     own_token: u64,
     /// How many attempts have failed in a row.
     failures: u32,
@@ -249,9 +249,9 @@ impl Machine {
         self.stop_by.map_or(next, |by| by.min(next))
     }
 
-    /// Whether the last term of this instance had this token.
-    pub(crate) fn is_own(&self, token: u64) -> bool {
-        self.own_token == token
+    /// Whether a wake with this token tells nothing: this instance released it, or has led since.
+    pub(crate) fn is_old(&self, token: u64) -> bool {
+        token <= self.own_token
     }
 
     /// Whether this instance holds no lease: no term is under way or on its way out, and no attempt
@@ -269,7 +269,7 @@ impl Machine {
 
     fn woken(&mut self, now: Moment, token: u64) {
         self.heard = token;
-        if token == self.own_token {
+        if self.is_old(token) {
             return;
         }
         self.rest_until = now.at;

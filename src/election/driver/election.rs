@@ -184,7 +184,7 @@ impl Election {
     /// Gives the machine an input and does what it says, but for its orders about operations.
     pub(super) fn handle(&mut self, now: Moment, input: Input) -> Vec<Order> {
         let (mut outputs, mut orders) = (Vec::new(), Vec::new());
-        if matches!(input, Input::Wake { token } if !self.machine.is_own(token)) {
+        if matches!(input, Input::Wake { token } if !self.machine.is_old(token)) {
             self.standing.note(|status| status.counters.wakes += 1);
         }
         self.machine.handle(now, input, &mut outputs);

@@ -754,6 +754,20 @@ mod renewal_errors {
     }
 
     #[test]
+    fn a_wake_of_an_earlier_term_than_the_own_last_one_tells_nothing() {
+        let mut scene = leading(TIMING);
+        scene.at(100, step_down(0), &["demoted 7 stepped_down", "release 7 by 600"]);
+        let again = "acquire attempt 2 floor 7 by 610";
+        scene.answer(110, Ok(Answer::Released), &["leader none", "left", again]);
+        scene.answer(120, won(8), &["promoted 8 until 1060", "leader me 8"]);
+        scene.wakes(610, &["renew 8 by 1060"]);
+        scene.answer(620, unknown(), &["demoted 8 renew_error", "failed renew: oh", "release 8 by 1120"]);
+        scene.answer(630, Ok(Answer::Released), &["leader none", "left"]).looks(655);
+        // The own release of token 7, heard late.
+        scene.at(660, Input::Wake { token: 7 }, &[]).wakes(1820, &["acquire attempt 3 floor 8 by 2320"]);
+    }
+
+    #[test]
     fn anothers_wake_during_the_release_counts_after_it() {
         let mut scene = leading(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
