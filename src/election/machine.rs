@@ -60,7 +60,7 @@ pub(crate) enum Input {
     Wake { token: u64 },
     /// The connection that wakes come over was lost: something may have happened to the store.
     WakeLost,
-    /// There is such a connection again: what was told meanwhile was missed.
+    /// There is such a connection from now on: what was told before was missed.
     WakeBack,
     /// Lead work runs for this term from now on.
     LeadBegan { token: u64 },

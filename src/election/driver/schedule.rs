@@ -55,8 +55,6 @@ pub(super) struct Schedule {
     wakes: Wakes,
     /// Whether wakes are heard now.
     listening: bool,
-    /// Whether wakes were heard once, and then not.
-    deaf: bool,
     elections: BTreeMap<ElectionId, Election>,
     /// When each election wants to be called, in the order of time.
     alarms: BTreeSet<(Instant, ElectionId)>,
@@ -75,7 +73,6 @@ impl Schedule {
             bell,
             wakes,
             listening: false,
-            deaf: false,
             elections: BTreeMap::new(),
             alarms: BTreeSet::new(),
             lagging: BTreeSet::new(),
@@ -142,9 +139,8 @@ impl Schedule {
             }
             Message::Listening => {
                 self.listening = true;
-                if std::mem::take(&mut self.deaf) {
-                    self.call_all(&Input::WakeBack);
-                }
+                // The first time, too: a release may have come after the first attempt and before this.
+                self.call_all(&Input::WakeBack);
             }
             Message::Wake { lease, token } => {
                 let of_it = |(_, election): &(&ElectionId, &Election)| election.group().lease() == lease;
@@ -184,7 +180,6 @@ impl Schedule {
 
     fn wake_lost(&mut self, error: &StoreError) {
         let was_listening = std::mem::take(&mut self.listening);
-        self.deaf |= was_listening;
         // A right that is missing stays so until somebody is told. All else passes, or the operations
         // fail of it, too.
         if (error.class(), error.outcome()) == (Class::Configuration, Outcome::Refused) {
