@@ -14,6 +14,11 @@ mod status;
 mod store;
 mod term;
 
+// The machine among faults; it lies with the other proofs.
+#[cfg(test)]
+#[path = "../../tests/simulation/mod.rs"]
+mod simulation;
+
 pub use builder::Builder;
 pub use clock::Instant;
 pub use elector::Elector;

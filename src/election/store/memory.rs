@@ -1,5 +1,6 @@
 //! The embedded store: leases in this process's memory.
 
+mod keys;
 mod listener;
 mod switch;
 
@@ -9,12 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{
-    Action, Answer, Bell, Budget, Class, Heard, Holding, LeaseStore, Listener, Operation, Outcome, Session,
-    StoreError, sealed,
+    Action, Answer, Bell, Budget, Class, Heard, LeaseStore, Listener, Operation, Outcome, Session, StoreError,
+    sealed,
 };
 use crate::election::clock::Instant;
-use crate::election::key::InstanceId;
-use crate::election::term::{LONGEST_TOKEN, next_token};
+use crate::election::term::LONGEST_TOKEN;
+#[cfg(test)]
+pub(crate) use keys::Lease;
+pub(crate) use keys::{Clocks, Keys};
 use listener::{Ear, MemoryListener};
 use switch::Connection;
 pub use switch::Switch;
@@ -149,27 +152,9 @@ impl Session for MemoryStore {
 /// The leases and terms of all groups, and the time that they expire by.
 #[derive(Default)]
 struct Shared {
-    groups: HashMap<String, Group>,
+    groups: HashMap<String, Keys>,
     ears: Vec<Ear>,
     manual: Option<Duration>,
-}
-
-/// What Redis keeps in the lease key and the term key.
-#[derive(Default)]
-struct Group {
-    lease: Option<Lease>,
-    term: Option<Term>,
-}
-
-struct Lease {
-    holder: InstanceId,
-    expires: Duration,
-}
-
-struct Term {
-    token: u64,
-    holder: InstanceId,
-    attempt: u64,
 }
 
 impl Shared {
@@ -186,70 +171,15 @@ impl Shared {
 
     fn execute(&mut self, operation: &Operation) -> Result<Answer, StoreError> {
         let now = self.now();
-        let group = self.groups.entry(operation.group.lease().to_owned()).or_default();
-        group.lease.take_if(|lease| lease.expires <= now);
-        match operation.action {
-            Action::Acquire { attempt, floor } => group.acquire(operation, attempt, floor, now),
-            Action::Renew { token } if group.is_held(&operation.id, token) => {
-                let lease = group.lease.as_mut().expect("the lease is held");
-                let left = lease.expires - now;
-                lease.expires = now.saturating_add(operation.ttl);
-                Ok(Answer::Renewed { left })
-            }
-            Action::Release { token } if group.is_held(&operation.id, token) => {
-                group.lease = None;
-                let lease = operation.group.lease().to_owned();
-                self.ears.iter().for_each(|ear| ear.tell(Heard::Wake { lease: lease.clone(), token }));
-                Ok(Answer::Released)
-            }
-            Action::Renew { .. } | Action::Release { .. } | Action::Look => Ok(group.look(now)),
-        }
-    }
-}
-
-impl Group {
-    fn acquire(
-        &mut self,
-        operation: &Operation,
-        attempt: u64,
-        floor: u64,
-        now: Duration,
-    ) -> Result<Answer, StoreError> {
-        if self.lease.as_ref().is_some_and(|lease| lease.holder != operation.id) {
-            return Ok(self.look(now));
-        }
-        let own = self.term.as_ref().filter(|term| term.holder == operation.id);
-        if own.is_some_and(|term| attempt <= term.attempt) {
-            return Ok(Answer::Ghost);
-        }
-        let last = self.term.as_ref().map_or(0, |term| term.token);
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let time = u64::try_from(time.as_micros()).unwrap_or(LONGEST_TOKEN);
-        let token = next_token(last, time, floor).ok_or_else(|| {
-            StoreError::new(
-                Outcome::Refused,
-                Class::Configuration,
-                format!("no token is left above {last} and {floor}; tokens end at {LONGEST_TOKEN}"),
-            )
-        })?;
-        let holder = operation.id.clone();
-        self.term = Some(Term { token, holder: holder.clone(), attempt });
-        self.lease = Some(Lease { holder, expires: now.saturating_add(operation.ttl) });
-        Ok(Answer::Won { token, ahead: Duration::from_micros(token.saturating_sub(time)) })
-    }
-
-    fn is_held(&self, id: &InstanceId, token: u64) -> bool {
-        self.lease.as_ref().is_some_and(|lease| lease.holder == *id)
-            && self.term.as_ref().is_some_and(|term| term.token == token)
-    }
-
-    fn look(&self, now: Duration) -> Answer {
-        let Some(lease) = &self.lease else { return Answer::Vacant };
-        let term = self.term.as_ref().filter(|term| term.holder == lease.holder);
-        Answer::Held(Holding {
-            holder: lease.holder.clone(),
-            token: term.map(|term| term.token),
-            remaining: Some(lease.expires - now),
-        })
+        let time_us = u64::try_from(time.as_micros()).unwrap_or(LONGEST_TOKEN);
+        let lease = operation.group.lease();
+        let keys = self.groups.entry(lease.to_owned()).or_default();
+        keys.expire(|end| end <= now);
+        let answer = keys.execute(&operation.id, operation.ttl, operation.action, Clocks { now, time_us });
+        if let (Ok(Answer::Released), Action::Release { token }) = (&answer, operation.action) {
+            self.ears.iter().for_each(|ear| ear.tell(Heard::Wake { lease: lease.to_owned(), token }));
+        }
+        answer
     }
 }

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 pub(crate) use budget::{Bell, Budget};
 pub use memory::{MemoryStore, Switch};
+#[cfg(test)]
+pub(crate) use memory::{Clocks, Keys, Lease};
 pub use redis::RedisStore;
 
 use super::key::{Group, InstanceId};

@@ -1,0 +1,140 @@
+//! One instance of a world: the real machine, and around it what the threads do with its outputs.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::plan::{Nanos, Settings, Weather};
+use crate::election::clock::Instant;
+use crate::election::event::Reason;
+use crate::election::key::InstanceId;
+use crate::election::machine::Machine;
+use crate::election::store::Action;
+
+/// One instance. Each of its lives is a process of its own, with an id of its own.
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub(super) settings: Settings,
+    pub(super) life: u64,
+    pub(super) id: InstanceId,
+    /// None while there is no process.
+    pub(super) machine: Option<Machine>,
+    pub(super) born_at: Nanos,
+    /// Counts the inputs, over all lives.
+    pub(super) turns: u64,
+    /// The process stands still until then.
+    pub(super) awake_at: Nanos,
+    /// The driver's thread stands still until then.
+    pub(super) driver_at: Nanos,
+    /// What readers see.
+    pub(super) proof: Option<Proof>,
+    pub(super) told: Told,
+    pub(super) request: Option<Request>,
+    pub(super) work: Option<Work>,
+    pub(super) weather: Weather,
+    pub(super) hole_out: Nanos,
+    pub(super) hole_in: Nanos,
+    pub(super) deaf_until: Nanos,
+    /// The last alarm that was set; older ones are void.
+    pub(super) alarm: u64,
+    /// When it was asked to stop, as long as nothing has kept it from that since.
+    pub(super) stopping: Option<Nanos>,
+    pub(super) last_demotion: Option<(Nanos, Reason)>,
+}
+
+/// What `is_leader()` compares with the clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Proof {
+    pub(super) token: u64,
+    pub(super) since: Nanos,
+    pub(super) until: Instant,
+}
+
+/// The last event that was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Nothing,
+    Promoted(u64),
+    Stopped,
+}
+
+/// What the I/O thread is at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) op: u64,
+    pub(super) action: Action,
+    pub(super) until: Instant,
+    /// The local time at which the machine wanted it sent.
+    pub(super) wanted_at: Instant,
+}
+
+/// Lead work that runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) token: u64,
+    /// Its term is over, and it was told so.
+    pub(super) is_leaving: bool,
+    /// It has outlived its grace.
+    pub(super) overran: bool,
+}
+
+impl Instance {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            life: 0,
+            id: "nobody".into(),
+            machine: None,
+            born_at: 0,
+            turns: 0,
+            awake_at: 0,
+            driver_at: 0,
+            proof: None,
+            told: Told::Nothing,
+            request: None,
+            work: None,
+            weather: Weather::default(),
+            hole_out: 0,
+            hole_in: 0,
+            deaf_until: 0,
+            alarm: 0,
+            stopping: None,
+            last_demotion: None,
+        }
+    }
+
+    /// What the clock of the instance says.
+    pub(super) fn local(&self, now: Nanos) -> Instant {
+        let ahead = i128::from(now) * i128::from(self.settings.ppm) / 1_000_000;
+        Instant::from_nanos((self.settings.origin + now).saturating_add_signed(ahead as i64))
+    }
+
+    /// The first moment at which its clock says so.
+    pub(super) fn real(&self, at: Instant) -> Nanos {
+        if at == Instant::NEVER {
+            return Nanos::MAX;
+        }
+        let passed = i128::from(at.as_nanos()) - i128::from(self.settings.origin);
+        let guess = passed * 1_000_000 / (1_000_000 + i128::from(self.settings.ppm));
+        let mut now = u64::try_from(guess.max(0)).unwrap_or(Nanos::MAX / 2).saturating_sub(2);
+        while self.local(now) < at {
+            now += 1;
+        }
+        now
+    }
+
+    pub(super) fn ttl(&self) -> Duration {
+        self.settings.timing.ttl
+    }
+
+    /// What `is_leader()` returns.
+    pub(super) fn is_leader(&self, now: Nanos) -> bool {
+        self.proof.is_some_and(|proof| self.local(now) < proof.until)
+    }
+
+    /// Everything that its future depends on, but for counters that only name things.
+    pub(super) fn describe(&self, now: Nanos, out: &mut dyn Write) -> std::fmt::Result {
+        write!(out, "{:?}{:?}{:?}", self.machine, self.proof, self.told)?;
+        write!(out, "{:?}{:?}{}", self.request, self.work, self.life)?;
+        write!(out, "{},{}", self.awake_at.max(now), self.driver_at.max(now))
+    }
+}

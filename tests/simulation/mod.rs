@@ -1,0 +1,46 @@
+//! A simulated world: the real machine in virtual time, among faults.
+
+mod chance;
+mod instance;
+mod judge;
+mod plan;
+mod random;
+mod server;
+mod world;
+
+use std::env;
+use std::time::Duration;
+
+use chance::Seed;
+use plan::Climate;
+use random::{Effort, report, search};
+
+fn number(name: &str) -> Option<u64> {
+    let value = env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|error| panic!("{name} is {value:?}: {error}")))
+}
+
+#[test]
+fn no_world_breaks_a_promise() {
+    if let Some(seed) = number("SIMULATED_WORLD") {
+        let climate = match env::var("SIMULATED_CLIMATE").as_deref() {
+            Ok("Calm") => Climate::Calm,
+            Ok("Outside") => Climate::Outside,
+            _ => Climate::Within,
+        };
+        panic!("{}", report(seed, climate));
+    }
+    let seed = number("SIMULATION_SEED").unwrap_or_else(|| rand::random());
+    let leases = number("SIMULATED_LEASES").unwrap_or(10_000);
+    let time = Duration::from_secs(number("SIMULATION_SECONDS").unwrap_or(0));
+    println!("simulation: seed {seed}");
+    _ = Seed::new(0);
+    match search(seed, Effort { leases, time }) {
+        Ok(found) => {
+            for (climate, figures) in found {
+                println!("{climate:?}: {figures:?}");
+            }
+        }
+        Err(broken) => panic!("{broken}"),
+    }
+}
