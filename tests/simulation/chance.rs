@@ -1,5 +1,7 @@
 //! Where a world's chances come from: drawn from a seed, or chosen one after the other by a search.
 
+use std::fmt::Write;
+
 use super::plan::{Nanos, Weather};
 
 /// SplitMix64: small, and a world is the same everywhere.
@@ -56,6 +58,11 @@ pub(super) struct Fate {
 
 /// Where a world's chances come from.
 pub(super) trait Chance {
+    /// What is asked from now on is asked at this time.
+    fn at(&mut self, now: Nanos) {
+        _ = now;
+    }
+
     /// The random number of the moment in which an instance takes an input.
     fn dice(&mut self, who: usize, turn: u64) -> f64;
 
@@ -81,7 +88,7 @@ pub(super) trait Chance {
     }
 
     /// Whether it is worth going on from this state, which is told as text that is equal for equal states.
-    fn goes_on(&mut self, state: &dyn Fn(&mut dyn std::fmt::Write)) -> bool {
+    fn goes_on(&mut self, state: &dyn Fn(&mut dyn Write)) -> bool {
         _ = state;
         true
     }

@@ -1,6 +1,5 @@
 //! One instance of a world: the real machine, and around it what the threads do with its outputs.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use super::plan::{Nanos, Settings, Weather};
@@ -129,12 +128,5 @@ impl Instance {
     /// What `is_leader()` returns.
     pub(super) fn is_leader(&self, now: Nanos) -> bool {
         self.proof.is_some_and(|proof| self.local(now) < proof.until)
-    }
-
-    /// Everything that its future depends on, but for counters that only name things.
-    pub(super) fn describe(&self, now: Nanos, out: &mut dyn Write) -> std::fmt::Result {
-        write!(out, "{:?}{:?}{:?}", self.machine, self.proof, self.told)?;
-        write!(out, "{:?}{:?}{}", self.request, self.work, self.life)?;
-        write!(out, "{},{}", self.awake_at.max(now), self.driver_at.max(now))
     }
 }

@@ -29,9 +29,9 @@ pub(super) struct Figures {
     pub(super) promotions: u64,
     pub(super) commands: u64,
     pub(super) faults: u64,
-    /// The longest time for which two led at once.
+    /// The longest time for which two led at once, in thousandths of ttl.
     pub(super) worst_overlap: Nanos,
-    /// The longest that a term outlived its lease.
+    /// The longest that a term outlived its lease, in thousandths of ttl.
     pub(super) worst_leftover: Nanos,
     /// The latest takeover after a lease's end in a calm world.
     pub(super) worst_takeover: Nanos,
@@ -109,7 +109,7 @@ impl Judge {
     }
 
     fn leftover(&mut self, now: Nanos, token: u64, leftover: Nanos, ttl: Nanos) {
-        self.figures.worst_leftover = self.figures.worst_leftover.max(leftover);
+        self.figures.worst_leftover = self.figures.worst_leftover.max(leftover * 1000 / ttl);
         // An instance whose clock is slow by a hundredth takes that much longer.
         let bound = if self.climate == Climate::Outside { ttl / 100 * 101 } else { 0 };
         self.holds(now, leftover <= bound, || {
@@ -119,7 +119,7 @@ impl Judge {
 
     /// Two led at once for so long.
     pub(super) fn overlap(&mut self, now: Nanos, length: Nanos, ttl: Nanos) {
-        self.figures.worst_overlap = self.figures.worst_overlap.max(length);
+        self.figures.worst_overlap = self.figures.worst_overlap.max(length * 1000 / ttl);
         let bound = if self.climate == Climate::Outside { ttl / 100 * 101 } else { 0 };
         self.holds(now, length <= bound, || format!("two led at once for {:.6} ms", millis(length)));
     }

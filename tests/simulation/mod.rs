@@ -1,6 +1,7 @@
 //! A simulated world: the real machine in virtual time, among faults.
 
 mod chance;
+mod explore;
 mod instance;
 mod judge;
 mod plan;
@@ -11,8 +12,8 @@ mod world;
 use std::env;
 use std::time::Duration;
 
-use chance::Seed;
-use plan::Climate;
+use explore::{explore, small_world};
+use plan::{Climate, MS};
 use random::{Effort, report, search};
 
 fn number(name: &str) -> Option<u64> {
@@ -34,7 +35,6 @@ fn no_world_breaks_a_promise() {
     let leases = number("SIMULATED_LEASES").unwrap_or(10_000);
     let time = Duration::from_secs(number("SIMULATION_SECONDS").unwrap_or(0));
     println!("simulation: seed {seed}");
-    _ = Seed::new(0);
     match search(seed, Effort { leases, time }) {
         Ok(found) => {
             for (climate, figures) in found {
@@ -42,5 +42,21 @@ fn no_world_breaks_a_promise() {
             }
         }
         Err(broken) => panic!("{broken}"),
+    }
+}
+
+#[test]
+fn no_choice_in_a_small_world_breaks_a_promise() {
+    use crate::election::options::Options;
+    let most = number("EXPLORED_CHOICES").unwrap_or(2) as u32;
+    let options = Options { ttl: Duration::from_millis(1000), wait: Duration::from_millis(1200), jitter: Duration::ZERO, ..Options::default() };
+    let timing = options.check().expect("good");
+    for ppm in [[-10_000, 10_000]] {
+        let begun = std::time::Instant::now();
+        let plan = small_world(timing, ppm, true, None, 3000 * MS);
+        match explore(&plan, most) {
+            Ok(explored) => println!("{ppm:?}: {:?} {explored:?}", begun.elapsed()),
+            Err(broken) => panic!("{broken}"),
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::chance::{Random, Seed};
 use super::judge::Figures;
-use super::plan::{Climate, Plan};
+use super::plan::{Climate, MS, Plan};
 use super::world::{Verdict, run};
 
 /// When to stop.
@@ -81,14 +81,17 @@ pub(super) fn report(seed: u64, climate: Climate) -> String {
     )
 }
 
-/// Takes away faults, and shortens those that are left, as long as it still breaks.
+/// Takes away faults, and shortens those that are left and the time between them, as long as it still breaks.
 fn shrunk(mut plan: Plan, breaks: impl Fn(&Plan) -> bool) -> Plan {
     loop {
-        let smaller = (0..plan.faults.len())
-            .rev()
-            .map(|fault| plan.without(fault))
-            .find(&breaks)
-            .or_else(|| (0..plan.faults.len()).map(|fault| plan.halved(fault)).find(|it| it.quiet_at < plan.quiet_at && breaks(it)));
+        let faults = 0..plan.faults.len();
+        let mut smaller = faults.clone().rev().map(|fault| plan.without(fault)).find(&breaks);
+        for change in [Plan::sooner, Plan::halved] {
+            smaller = smaller.or_else(|| {
+                let changed = faults.clone().map(|fault| change(&plan, fault));
+                changed.into_iter().find(|it| it.quiet_at + MS < plan.quiet_at && breaks(it))
+            });
+        }
         match smaller {
             Some(smaller) => plan = smaller,
             None => return plan,
