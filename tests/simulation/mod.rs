@@ -4,6 +4,7 @@ mod chance;
 mod explore;
 mod instance;
 mod judge;
+mod model;
 mod plan;
 mod random;
 mod server;
@@ -58,5 +59,13 @@ fn no_choice_in_a_small_world_breaks_a_promise() {
             Ok(explored) => println!("{ppm:?}: {:?} {explored:?}", begun.elapsed()),
             Err(broken) => panic!("{broken}"),
         }
+    }
+}
+
+fn eventually(cap: Duration, mut holds: impl FnMut() -> bool) {
+    let until = std::time::Instant::now() + cap;
+    while !holds() {
+        assert!(std::time::Instant::now() < until, "not within {cap:?}");
+        std::thread::yield_now();
     }
 }

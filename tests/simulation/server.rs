@@ -51,7 +51,17 @@ impl Server {
         Clocks { now: Duration::from_millis(wall / MS), time_us: wall / 1000 }
     }
 
-    /// Sets the wall clock.
+    /// What leases expire by.
+    pub(super) fn time(&self, now: Nanos) -> Duration {
+        self.clocks(now).now
+    }
+
+    /// Sets the wall clock to a time in microseconds.
+    pub(super) fn set_time(&mut self, now: Nanos, time_us: u64) {
+        self.wall = time_us * 1000 - now;
+    }
+
+    /// Sets the wall clock forward or back.
     pub(super) fn jump(&mut self, by: i64) {
         self.wall = self.wall.saturating_add_signed(by);
     }

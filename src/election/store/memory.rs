@@ -16,7 +16,7 @@ use super::{
 use crate::election::clock::Instant;
 use crate::election::term::LONGEST_TOKEN;
 #[cfg(test)]
-pub(crate) use keys::Lease;
+pub(crate) use keys::{Lease, Term};
 pub(crate) use keys::{Clocks, Keys};
 use listener::{Ear, MemoryListener};
 use switch::Connection;

@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(crate) use budget::{Bell, Budget};
 pub use memory::{MemoryStore, Switch};
 #[cfg(test)]
-pub(crate) use memory::{Clocks, Keys, Lease};
+pub(crate) use memory::{Clocks, Keys, Lease, Term};
 pub use redis::RedisStore;
 
 use super::key::{Group, InstanceId};

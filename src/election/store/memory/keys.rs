@@ -57,7 +57,8 @@ impl Keys {
             Action::Acquire { attempt, floor } => self.acquire(id, expires, attempt, floor, clocks),
             Action::Renew { token } if self.is_held(id, token) => {
                 let lease = self.lease.as_mut().expect("the lease is held");
-                let left = remaining(lease, clocks.now).unwrap_or(Duration::MAX);
+                // Somebody else took its expiry away; it gets one now.
+                let left = remaining(lease, clocks.now).unwrap_or(ttl);
                 lease.expires = expires;
                 Ok(Answer::Renewed { left })
             }
