@@ -74,5 +74,9 @@ for patch in "${patches[@]}"; do
     esac
     patch -s -R -p1 -d "$copy" <"$patch"
 done
+if [ "$check" = yes ]; then
+    printf '%d faults can be planted\n' "${#patches[@]}"
+    exit
+fi
 printf '%d faults, %d not caught\n' "${#patches[@]}" "${#missed[@]}"
 [ "${#missed[@]}" -eq 0 ]

@@ -6,12 +6,13 @@
 use std::collections::HashSet;
 use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hasher};
+use std::time::Duration;
 
 use super::chance::{Chance, Fate, Mishap};
 use super::judge::Figures;
 use super::plan::{Climate, Fault, Kind, MS, Nanos, Plan, Settings, Weather};
 use super::world::run;
-use crate::election::options::Timing;
+use crate::election::options::{Options, RenewError};
 
 /// What a search went through.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,11 +43,63 @@ pub(super) fn explore(plan: &Plan, most: u32) -> Result<Explored, String> {
     }
 }
 
-/// Two instances of this timing, whose clocks run so many millionths fast, and what happens to them anyway.
-pub(super) fn small_world(timing: Timing, ppm: [i64; 2], works: bool, story: Option<(Nanos, Nanos, Kind)>, horizon: Nanos) -> Plan {
+impl Explored {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.states += other.states;
+        self.ways += other.ways;
+        self.figures.add(&other.figures);
+    }
+}
+
+impl fmt::Display for Explored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} states on {} ways, {} leases", self.states, self.ways, self.figures.leases)
+    }
+}
+
+/// ttl, of which everything else follows.
+const TTL: Nanos = 1000 * MS;
+/// When there are no choices any more, and everything that was chosen is over.
+const HORIZON: Nanos = 3 * TTL;
+
+/// Two instances: with clocks that are apart as far as may be, both policies, with lead work and without, and what
+/// happens to them anyway.
+pub(super) fn small_worlds() -> Vec<(String, Plan)> {
+    let stories = [
+        None,
+        Some(Kind::Stop(0)),
+        Some(Kind::StepDown(0)),
+        Some(Kind::WorkEnds(0)),
+        Some(Kind::Freeze),
+        Some(Kind::Restart),
+        Some(Kind::Reset(0)),
+        Some(Kind::Deaf(1)),
+    ];
+    let mut worlds = Vec::new();
+    for renew_error in [RenewError::Demote, RenewError::Retry] {
+        for (ppm, works) in [([-10_000, 10_000], true), ([10_000, -10_000], false)] {
+            for story in &stories {
+                let name = format!("{renew_error:?}, clocks {ppm:?}, works: {works}, {story:?}");
+                worlds.push((name, small_world(renew_error, ppm, works, story.clone())));
+            }
+        }
+    }
+    worlds
+}
+
+fn small_world(renew_error: RenewError, ppm: [i64; 2], works: bool, story: Option<Kind>) -> Plan {
+    let options = Options {
+        ttl: Duration::from_nanos(TTL),
+        wait: Duration::from_nanos(TTL / 5 * 6),
+        jitter: Duration::ZERO,
+        renew_error,
+        ..Options::default()
+    };
+    let timing = options.check().expect("it keeps to the rules");
     let instances = ppm.map(|ppm| Settings { timing, ppm, origin: 1 << 40, works }).to_vec();
-    let faults = story.map(|(at, lasts, kind)| Fault { at, lasts, kind }).into_iter().collect();
-    Plan { seed: 0, climate: Climate::Within, instances, go: false, faults, quiet_at: horizon }
+    // Right after the first term has begun, and for longer than it lasts without renewal.
+    let faults = story.map(|kind| Fault { at: TTL / 10, lasts: TTL * 12 / 10, kind }).into_iter().collect();
+    Plan { seed: 0, climate: Climate::Within, instances, go: false, faults, quiet_at: HORIZON }
 }
 
 /// Chances as they are chosen one after the other.

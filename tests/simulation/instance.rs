@@ -28,6 +28,8 @@ pub(super) struct Instance {
     pub(super) proof: Option<Proof>,
     pub(super) told: Told,
     pub(super) request: Option<Request>,
+    /// When the machine wanted the last request sent, by its clock.
+    pub(super) asked_at: Instant,
     pub(super) work: Option<Work>,
     pub(super) weather: Weather,
     pub(super) hole_out: Nanos,
@@ -62,8 +64,6 @@ pub(super) struct Request {
     pub(super) op: u64,
     pub(super) action: Action,
     pub(super) until: Instant,
-    /// The local time at which the machine wanted it sent.
-    pub(super) wanted_at: Instant,
 }
 
 /// Lead work that runs.
@@ -90,6 +90,7 @@ impl Instance {
             proof: None,
             told: Told::Nothing,
             request: None,
+            asked_at: Instant::from_millis(0),
             work: None,
             weather: Weather::default(),
             hole_out: 0,

@@ -1,6 +1,7 @@
 //! What must hold in every world, and what is counted.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use super::plan::{Climate, MS, Nanos, millis};
 
@@ -33,7 +34,7 @@ pub(super) struct Figures {
     pub(super) worst_overlap: Nanos,
     /// The longest that a term outlived its lease, in thousandths of ttl.
     pub(super) worst_leftover: Nanos,
-    /// The latest takeover after a lease's end in a calm world.
+    /// The latest takeover after a lease's end in a calm world, but for the jitter and what a slow clock adds.
     pub(super) worst_takeover: Nanos,
 }
 
@@ -132,7 +133,8 @@ impl Judge {
     pub(super) fn taken_over(&mut self, now: Nanos, jitter: Nanos, ttl: Nanos) {
         let Some(since) = self.vacant_since else { return };
         let late = now - since;
-        self.figures.worst_takeover = self.figures.worst_takeover.max(late.saturating_sub(jitter));
+        self.figures.worst_takeover =
+            self.figures.worst_takeover.max(late.saturating_sub(jitter + ttl / 100));
         // A clock that is slow by a hundredth is late by that much of what was left of the lease; the
         // threads and the network of a world have up to 7 ms of lags.
         let bound = jitter + ttl / 100 + 10 * MS;
@@ -150,5 +152,21 @@ impl Figures {
         self.worst_overlap = self.worst_overlap.max(other.worst_overlap);
         self.worst_leftover = self.worst_leftover.max(other.worst_leftover);
         self.worst_takeover = self.worst_takeover.max(other.worst_takeover);
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { worlds, leases, promotions, commands, faults, .. } = self;
+        write!(
+            f,
+            "{worlds} worlds, {leases} leases, {promotions} terms, {commands} commands, {faults} faults; "
+        )?;
+        write!(f, "longest overlap {} ‰ of ttl, ", self.worst_overlap)?;
+        write!(f, "longest proof without a lease {} ‰ of ttl", self.worst_leftover)?;
+        if self.worst_takeover > 0 {
+            write!(f, "; latest takeover {:.1} ms late", millis(self.worst_takeover))?;
+        }
+        Ok(())
     }
 }

@@ -36,6 +36,10 @@ pub(super) enum Climate {
     Outside,
 }
 
+impl Climate {
+    pub(super) const ALL: [Self; 3] = [Self::Calm, Self::Within, Self::Outside];
+}
+
 /// One instance.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
@@ -219,7 +223,9 @@ fn longest(timing: &Timing) -> Nanos {
 
 fn draw_timing(dice: &mut Seed, ttl_ms: u64) -> Timing {
     let ttl = Duration::from_millis(ttl_ms);
-    let part = |dice: &mut Seed, least: u32, most: u32| ttl * (least + dice.below(u64::from(most - least) + 1) as u32) / 1000;
+    let part = |dice: &mut Seed, least: u32, most: u32| {
+        ttl * (least + dice.below(u64::from(most - least) + 1) as u32) / 1000
+    };
     let (stop_margin, jitter) = match dice.below(3) {
         0 => (None, ttl / 1000),
         1 => (Some(ttl / 50), part(dice, 0, 230)),

@@ -20,10 +20,9 @@ pub(super) struct Effort {
 
 /// Runs worlds on all processors until `effort` was made in each climate; or one breaks, then says how.
 pub(super) fn search(seed: u64, effort: Effort) -> Result<[(Climate, Figures); 3], String> {
-    let climates = [Climate::Calm, Climate::Within, Climate::Outside];
     // Most of the effort goes to what the promises cover.
     let shares = [10, 75, 15];
-    let mut found = climates.map(|climate| (climate, Figures::default()));
+    let mut found = Climate::ALL.map(|climate| (climate, Figures::default()));
     for ((climate, figures), share) in found.iter_mut().zip(shares) {
         let effort = Effort { leases: effort.leases * share / 100, time: effort.time * share as u32 / 100 };
         *figures = search_climate(seed, *climate, effort)?;
@@ -65,7 +64,8 @@ fn search_climate(seed: u64, climate: Climate, effort: Effort) -> Result<Figures
 }
 
 fn seed_of(seed: u64, climate: Climate, world: u64) -> u64 {
-    Seed::new(seed.wrapping_add(climate as u64).wrapping_mul(0x2545_F491_4F6C_DD1D).wrapping_add(world)).next()
+    Seed::new(seed.wrapping_add(climate as u64).wrapping_mul(0x2545_F491_4F6C_DD1D).wrapping_add(world))
+        .next()
 }
 
 /// The world of this seed, made as small as it can be while it still breaks, and what happens in it.

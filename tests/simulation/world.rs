@@ -24,27 +24,61 @@ const SOON: Nanos = 100_000;
 #[derive(Clone, Debug)]
 enum Event {
     /// The driver's thread takes an input.
-    Turn { who: usize, life: u64, input: Input },
+    Turn {
+        who: usize,
+        life: u64,
+        input: Input,
+    },
     /// It wants to be called.
-    Alarm { who: usize, life: u64, alarm: u64 },
+    Alarm {
+        who: usize,
+        life: u64,
+        alarm: u64,
+    },
     /// The I/O thread sends.
-    Depart { who: usize, life: u64, op: u64 },
+    Depart {
+        who: usize,
+        life: u64,
+        op: u64,
+    },
     /// A request is at the server.
-    Arrive { packet: Packet, boot: u64 },
+    Arrive {
+        packet: Packet,
+        boot: u64,
+    },
     /// A reply is at the process.
-    Reply { who: usize, life: u64, op: u64, result: Result<Answer, StoreError>, boot: u64 },
+    Reply {
+        who: usize,
+        life: u64,
+        op: u64,
+        result: Result<Answer, StoreError>,
+        boot: u64,
+    },
     /// The I/O thread's deadline.
-    Timeout { who: usize, life: u64, op: u64 },
+    Timeout {
+        who: usize,
+        life: u64,
+        op: u64,
+    },
     /// The lead work returns.
-    Returned { who: usize, life: u64, token: u64 },
+    Returned {
+        who: usize,
+        life: u64,
+        token: u64,
+    },
     /// The lease may be over.
     LeaseEnds,
     /// The Go instance does what is due.
-    GoTurn { life: u64 },
+    GoTurn {
+        life: u64,
+    },
     Begin(usize),
     End(usize),
     /// Another process comes in the place of one that was killed by a mishap.
-    Born { who: usize, life: u64 },
+    Born {
+        who: usize,
+        life: u64,
+    },
 }
 
 /// A request under way.
@@ -118,8 +152,6 @@ pub(super) struct Verdict {
     pub(super) broken: Option<String>,
     pub(super) figures: Figures,
     pub(super) trace: Vec<String>,
-    /// Whether it was not worth going on to the end.
-    pub(super) cut: bool,
 }
 
 /// Runs a world to its end, or to the first broken promise.
@@ -173,7 +205,6 @@ pub(super) fn run(plan: &Plan, chance: &mut impl Chance, traced: bool) -> Verdic
         broken: world.judge.broken,
         figures: world.judge.figures,
         trace: world.trace.unwrap_or_default(),
-        cut,
     }
 }
 
@@ -235,7 +266,9 @@ impl<C: Chance> World<'_, C> {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Turn { who, life, input } => {
-                if self.lives(who, life) && !self.postpone(who, |by| Event::Turn { who, life, input: later(&input, by) }) {
+                if self.lives(who, life)
+                    && !self.postpone(who, |by| Event::Turn { who, life, input: later(&input, by) })
+                {
                     self.turn(who, input);
                 }
             }
@@ -413,7 +446,8 @@ impl<C: Chance> World<'_, C> {
         self.judge.holds(now, !contends || it.work.is_none(), || {
             format!("instance {who} contends while the work of an earlier term runs")
         });
-        it.request = Some(Request { op, action, until, wanted_at });
+        it.request = Some(Request { op, action, until });
+        it.asked_at = wanted_at;
         let life = it.life;
         let due = it.real(until).max(now);
         let lag = self.chance.lag(who, op);
@@ -442,7 +476,8 @@ impl<C: Chance> World<'_, C> {
         it.told = Told::Promoted(token);
         it.proof = Some(Proof { token, since: now, until });
         let begins = it.settings.works;
-        self.judge.holds(now, it.work.is_none(), || format!("instance {who} begins a term beside its old work"));
+        self.judge
+            .holds(now, it.work.is_none(), || format!("instance {who} begins a term beside its old work"));
         if begins {
             it.work = Some(Work { token, is_leaving: false, overran: false });
             self.check_works(who);
@@ -463,9 +498,16 @@ impl<C: Chance> World<'_, C> {
         }
     }
 
-    /// A term was begun or extended: what if its lease is over?
+    /// A term was begun or extended. Promise 3: its deadline counts from before the request was sent. And promise 1:
+    /// what if its lease is over?
     fn check_proof(&mut self, who: usize) {
         let it = &self.instances[who];
+        let timing = &it.settings.timing;
+        let latest = it.asked_at + (timing.ttl - timing.stop_margin);
+        let in_time = it.proof.is_none_or(|proof| proof.until <= latest);
+        self.judge.holds(self.now, in_time, || {
+            format!("{who} counts its deadline from after the request was sent")
+        });
         let Some(proof) = it.proof.filter(|_| it.is_leader(self.now)) else { return };
         let (outlives, ttl) = (it.real(proof.until) - self.now, nanos(it.ttl()));
         self.judge.proved(self.now, proof.token, outlives, ttl);
@@ -725,7 +767,9 @@ impl<C: Chance> World<'_, C> {
         };
         self.note(|| format!("server: {holder} wins token {token}"));
         self.judge.won(now, token);
-        if self.plan.climate == Climate::Calm && let Some(since) = self.judge.vacant_since {
+        if self.plan.climate == Climate::Calm
+            && let Some(since) = self.judge.vacant_since
+        {
             // Those who were there, and free to contend, when the lease ended.
             let able = self.instances.iter().filter(|it| {
                 let rests = it.last_demotion.is_some_and(|(at, reason)| {
@@ -933,7 +977,9 @@ impl<C: Chance> World<'_, C> {
 /// The same input so much later: a step down ends when it was planned to.
 fn later(input: &Input, by: Nanos) -> Input {
     match input {
-        Input::StepDown { pause } => Input::StepDown { pause: pause.saturating_sub(Duration::from_nanos(by)) },
+        Input::StepDown { pause } => {
+            Input::StepDown { pause: pause.saturating_sub(Duration::from_nanos(by)) }
+        }
         other => other.clone(),
     }
 }

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{
-    Action, Answer, Bell, Budget, Class, Heard, LeaseStore, Listener, Operation, Outcome, Session, StoreError,
-    sealed,
+    Action, Answer, Bell, Budget, Class, Heard, LeaseStore, Listener, Operation, Outcome, Session,
+    StoreError, sealed,
 };
 use crate::election::clock::Instant;
 use crate::election::term::LONGEST_TOKEN;
+pub(crate) use keys::{Clocks, Keys};
 #[cfg(test)]
 pub(crate) use keys::{Lease, Term};
-pub(crate) use keys::{Clocks, Keys};
 use listener::{Ear, MemoryListener};
 use switch::Connection;
 pub use switch::Switch;

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub(crate) use budget::{Bell, Budget};
-pub use memory::{MemoryStore, Switch};
 #[cfg(test)]
 pub(crate) use memory::{Clocks, Keys, Lease, Term};
+pub use memory::{MemoryStore, Switch};
 pub use redis::RedisStore;
 
 use super::key::{Group, InstanceId};
