@@ -180,26 +180,13 @@ pub(super) fn run(plan: &Plan, chance: &mut impl Chance, traced: bool) -> Verdic
         trace: traced.then(Vec::new),
     };
     world.begin();
-    let end = plan.quiet_at + plan.patience();
-    let mut cut = false;
-    while let Some(Reverse(next)) = world.queue.pop() {
-        if next.at > end {
-            break;
-        }
-        world.now = next.at;
-        world.chance.at(next.at);
-        world.happen(next.event);
-        if world.judge.broken.is_some() {
-            break;
-        }
-        if !world.goes_on() {
-            cut = true;
-            break;
-        }
-    }
-    if !cut && world.judge.broken.is_none() {
-        world.now = end;
+    let mut end = plan.quiet_at + plan.patience();
+    while world.runs_to(end) {
         world.conclude();
+        if !world.deposes() {
+            break;
+        }
+        end += plan.patience();
     }
     Verdict {
         broken: world.judge.broken,
@@ -221,12 +208,42 @@ impl<C: Chance> World<'_, C> {
         }
     }
 
+    /// What happens until then; false if it breaks a promise, or is not worth going on with.
+    fn runs_to(&mut self, end: Nanos) -> bool {
+        while self.queue.peek().is_some_and(|next| next.0.at <= end) {
+            let Some(Reverse(next)) = self.queue.pop() else { break };
+            self.now = next.at;
+            self.chance.at(next.at);
+            self.happen(next.event);
+            if self.judge.broken.is_some() || !self.goes_on() {
+                return false;
+            }
+        }
+        self.now = end;
+        true
+    }
+
     /// Liveness: ttl + wait after the last fault somebody leads.
     fn conclude(&mut self) {
         let now = self.now;
         let leads = self.instances.iter().any(|it| it.is_leader(now));
         let go_leads = self.go.as_ref().is_some_and(|go| go.alive && go.leads);
         self.judge.holds(now, leads || go_leads, || "nobody leads, long after the last fault".to_owned());
+    }
+
+    /// In a group of both kinds nobody starves: whoever leads is killed, and another is to follow. False once nobody
+    /// is left to, or something is broken.
+    fn deposes(&mut self) -> bool {
+        let now = self.now;
+        if self.go.is_none() || self.judge.broken.is_some() {
+            return false;
+        }
+        match (0..self.instances.len()).find(|who| self.instances[*who].is_leader(now)) {
+            Some(who) => self.killed(who),
+            None => self.go_dies(),
+        }
+        let is_left = self.instances.iter().any(|it| it.machine.is_some());
+        is_left || self.go.as_ref().is_some_and(|go| go.alive)
     }
 
     fn goes_on(&mut self) -> bool {
