@@ -149,8 +149,20 @@ fn leaderships_that_touch_do_not_overlap() {
         let histories = [history("a", &term(1, 50_000, 1)), history("b", &term(from, 90_000, 2))];
         assert_eq!(overlaps(&histories).len(), found, "from {from}");
     }
-    // One process alone never overlaps with itself.
+    // One process alone never overlaps with itself, whatever it says.
     assert_eq!(overlaps(&[a]), []);
+    let missed = |at| bare("missed", at);
+    let lines = [promoted(100, 1), missed(150), promoted(200, 2), missed(250), demoted(500, 1, 500)];
+    let lines = [&lines[..], &[missed(550), demoted(600, 2, 600)]].concat();
+    assert_eq!(overlaps(&[history("a", &lines)]), []);
+    assert_eq!(
+        overlaps(&[history("a", &lines), history("b", &[promoted(700, 3), demoted(800, 3, 800)])]),
+        []
+    );
+    assert_eq!(
+        overlaps(&[history("a", &lines), history("b", &[promoted(550, 3), demoted(800, 3, 800)])]).len(),
+        1
+    );
 }
 
 #[test]

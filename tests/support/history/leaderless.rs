@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::events::{Reason, Term};
+use super::events::{Demotion, Reason, Term};
 use super::report::ms;
 use super::{HOLE_US, History};
 
@@ -117,7 +117,7 @@ impl fmt::Display for Leaderless {
 }
 
 /// The time of one term, as far as it was proved or claimed.
-struct Reign<'a> {
+struct Led<'a> {
     from_us: u64,
     to_us: u64,
     who: &'a str,
@@ -127,28 +127,28 @@ struct Reign<'a> {
 
 /// The times without a leader, and for how long there was one.
 pub(super) fn spans(histories: &[History], faults: &[Fault]) -> (Vec<Leaderless>, u64) {
-    let mut reigns: Vec<_> = histories.iter().flat_map(reigns).collect();
-    reigns.sort_by_key(|reign| (reign.from_us, reign.to_us));
+    let mut terms: Vec<_> = histories.iter().flat_map(led).collect();
+    terms.sort_by_key(|term| (term.from_us, term.to_us));
     let known = || histories.iter().filter_map(|history| history.span);
     let (Some(begin_us), Some(end_us)) = (known().map(|it| it.0).min(), known().map(|it| it.1).max()) else {
         return (Vec::new(), 0);
     };
     let mut found = Vec::new();
-    let mut add = |from_us: u64, to_us: u64, place, before: Option<&Reign<'_>>| {
+    let mut add = |from_us: u64, to_us: u64, place, before: Option<&Led<'_>>| {
         if from_us < to_us {
             let after = before.map(|it| (it.who.to_owned(), it.token, it.cause));
             found.push(Leaderless { from_us, to_us, place, after, faults: Vec::new() });
         }
     };
-    // The reign that reaches furthest of those until now.
-    let mut last: Option<&Reign<'_>> = None;
-    for reign in &reigns {
+    // The term that reaches furthest of those until now.
+    let mut last: Option<&Led<'_>> = None;
+    for term in &terms {
         match last {
-            None => add(begin_us, reign.from_us, Place::Begin, None),
-            Some(before) => add(before.to_us, reign.from_us, Place::Between, last),
+            None => add(begin_us, term.from_us, Place::Begin, None),
+            Some(before) => add(before.to_us, term.from_us, Place::Between, last),
         }
-        if last.is_none_or(|before| before.to_us < reign.to_us) {
-            last = Some(reign);
+        if last.is_none_or(|before| before.to_us < term.to_us) {
+            last = Some(term);
         }
     }
     match last {
@@ -171,7 +171,7 @@ fn name_faults(spans: &mut [Leaderless], faults: &[Fault]) {
     }
 }
 
-fn reigns(history: &History) -> impl Iterator<Item = Reign<'_>> {
+fn led(history: &History) -> impl Iterator<Item = Led<'_>> {
     let last = history.terms.keys().next_back().copied();
     history.terms.iter().filter_map(move |(&token, term)| {
         let known = [term.promoted_us.map(|at_us| (at_us, at_us)), term.read];
@@ -181,7 +181,7 @@ fn reigns(history: &History) -> impl Iterator<Item = Reign<'_>> {
             // It may have heard of its promotion after the end.
             (Some(demoted), _) => {
                 let read_us = term.read.map_or(0, |it| it.1);
-                (demoted.ended_us.max(read_us), cause(history, term))
+                (demoted.ended_us.max(read_us), cause(history, &demoted))
             }
             (None, Some((_, last_us))) if last == Some(token) && breaks_off(history, token, term) => {
                 (last_us, Cause::Crash)
@@ -189,12 +189,11 @@ fn reigns(history: &History) -> impl Iterator<Item = Reign<'_>> {
             (None, _) => (seen_us?, Cause::Untold),
         };
         let from_us = from_us.unwrap_or(to_us).min(to_us);
-        Some(Reign { from_us, to_us, who: history.name(), token, cause })
+        Some(Led { from_us, to_us, who: history.name(), token, cause })
     })
 }
 
-fn cause(history: &History, term: &Term) -> Cause {
-    let Some(demoted) = term.demoted else { return Cause::Untold };
+fn cause(history: &History, demoted: &Demotion) -> Cause {
     match demoted.reason {
         Reason::GivenUp => Cause::Handover,
         _ if history.gaps.explain(demoted.ended_us) => Cause::Paused,
