@@ -233,6 +233,10 @@ fn events_show_an_overlap_that_falls_between_readings() {
     // Of a term whose end was not told, what lies between its promotion and its first reading.
     let open = || [promoted(996, 2), sample(1001, Some(2), Some(996)), sample(1090, Some(2), Some(1085))];
     assert_eq!(overlaps(&[a(), history("b", &open())]).len(), 1);
+    // Of a term whose begin was not told, what lies between its last reading and its end.
+    let mut missed = term(900, 1000, 1, 901, 995).to_vec();
+    missed[1] = bare("missed", 900);
+    assert_eq!(overlaps(&[history("a", &missed), b(996, 998)]).len(), 1);
     // Events that readings deny prove nothing.
     let mut denied = open().to_vec();
     denied.extend([sample(1095, None, Some(1090)), demoted(1200, 2, 1200)]);
@@ -345,6 +349,17 @@ fn lines_that_contradict_each_other_are_faults() {
             "demoted from token 1, a term it did not have",
         ),
         (&[promoted(100, 1), missed(), stopped()], &[promoted(100, 1), stopped()], "stopped while leading"),
+        // What was missed excuses the next event, and no more.
+        (
+            &[missed(), demoted(300, 1, 300), promoted(310, 2)],
+            &[missed(), demoted(300, 1, 300), demoted(310, 2, 310)],
+            "demoted from token 2, a term it did not have",
+        ),
+        (
+            &[missed(), promoted(300, 1), demoted(310, 1, 310)],
+            &[missed(), promoted(300, 1), promoted(310, 2)],
+            "promoted twice in a row, to token 2 from 1",
+        ),
         (&[promoted(100, 1)], &[stopped(), promoted(9001, 1)], "a line after stopped"),
         (&[stopped()], &[stopped(), stopped()], "a line after stopped"),
         (&[stopped()], &[stopped(), read(1, None)], "a line after stopped"),

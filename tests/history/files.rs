@@ -121,6 +121,9 @@ fn faults_are_read_from_any_file() {
     for (at, until) in [(json!("now"), Value::Null), (json!(2), json!(1)), (json!(1), json!("later"))] {
         judged(&[("a", &terms)], &fault(at, until), false, &["stdin: line 1: no fault", "wrong: 1"]);
     }
+    let other = text(&term(1200, 1300, 3));
+    let parts = ["2 processes", "malformed lines: 0"];
+    judged(&[("faults/1/a", &terms), ("faults/2/a", &other)], "", true, &parts);
     judged(
         &[("a", &terms), ("my-faults", &terms)],
         "",

@@ -76,6 +76,13 @@ fn lines_that_end_are_a_crash_and_lines_that_go_on_are_not() {
     // Without any reading, too.
     let lines = [promoted(100, 1), bare("leader", 101)];
     assert_eq!(between(&[history("a", &lines), next(800)]), (101, 800, Cause::Crash));
+    // So is a promotion that no reading came after.
+    let lines = [sample(99, None, None), promoted(100, 1)];
+    assert_eq!(between(&[history("a", &lines), next(800)]), (100, 800, Cause::Crash));
+    let lines = [promoted(100, 1), bare("missed", 150), promoted(300, 2)];
+    assert_eq!(between(&[history("a", &lines)]), (100, 300, Cause::Untold));
+    let lines = [promoted(100, 1), bare("missed", 150), bare("stopped", 300)];
+    assert_eq!(between(&[history("a", &lines), next(800)]), (100, 800, Cause::Untold));
     // A promotion that was missed is told by the end of the term.
     let lines = [bare("missed", 90), demoted(200, 1, 150)];
     assert_eq!(between(&[history("a", &lines), next(800)]), (150, 800, Cause::Expired));
@@ -110,6 +117,13 @@ fn terms_that_touch_leave_no_time_without_a_leader() {
         spans.into_iter().filter(|span| span.place == Place::Between).count()
     };
     assert_eq!((of(500), of(501)), (0, 1));
+    // Nor does one that lies within another one, wrong as that is.
+    let histories = [(100, 900, 1), (300, 400, 2), (1000, 1500, 3)];
+    let histories = histories.map(|(from, to, token)| history(&token.to_string(), &term(from, to, token)));
+    let spans = Report::new(&histories, &[]).leaderless;
+    let spans: Vec<_> = spans.iter().filter(|span| span.place == Place::Between).collect();
+    assert_eq!(spans.len(), 1);
+    assert_eq!((spans[0].from_us, spans[0].to_us), (900_000, 1_000_000));
 }
 
 #[test]

@@ -26,12 +26,13 @@ pub(crate) fn check(files: &[PathBuf], input: &mut dyn BufRead, out: &mut dyn Wr
     let mut found = Found::default();
     for path in files {
         let name = name(path, files);
+        let only_faults = path.file_name().is_some_and(|name| name.to_string_lossy().contains("faults"));
         let failed = |error: &dyn Display| format!("cannot read {}: {error}", path.display());
         if path == Path::new("-") {
-            found.read(&name, input).map_err(|error| failed(&error))?;
+            found.read(&name, only_faults, input).map_err(|error| failed(&error))?;
         } else {
             let file = File::open(path).map_err(|error| failed(&error))?;
-            found.read(&name, &mut BufReader::new(file)).map_err(|error| failed(&error))?;
+            found.read(&name, only_faults, &mut BufReader::new(file)).map_err(|error| failed(&error))?;
         }
     }
     if found.histories.is_empty() {
@@ -65,7 +66,7 @@ struct Found {
 }
 
 impl Found {
-    fn read(&mut self, name: &str, input: &mut dyn BufRead) -> std::io::Result<()> {
+    fn read(&mut self, name: &str, only_faults: bool, input: &mut dyn BufRead) -> std::io::Result<()> {
         let mut processes = Processes { file: name, running: BTreeMap::new() };
         let mut number = 0_usize;
         let mut text = Vec::new();
@@ -76,7 +77,7 @@ impl Found {
                     Some(fault) => self.faults.push(fault),
                     None => self.malformed.push(format!("{name}: line {number}: no fault: {line}")),
                 },
-                Parsed::Line(line) if name.contains("faults") => {
+                Parsed::Line(line) if only_faults => {
                     self.malformed.push(format!("{name}: line {number}: no fault: {line}"));
                 }
                 Parsed::Line(line) => self.histories.extend(processes.push(&line)),
