@@ -10,14 +10,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
-use serde_json::{Value, json};
-
-use crate::support::history::{self, Overlap, Proven};
 use crate::support::own_process;
 use crate::support::process::{fd_count, rss_kb, thread_names};
 use crate::support::{
-    Admin, Campaign, Flow, History, Proxy, Reply, Server, eventually, in_own_process, in_own_process_within,
-    median, unique_group,
+    Admin, Campaign, Flow, Proxy, Reply, Server, eventually, in_own_process, in_own_process_within, median,
+    unique_group,
 };
 
 /// Longer than anything takes that is to happen, on the slowest machine.
@@ -28,7 +25,7 @@ const QUIET: Duration = Duration::from_millis(150);
 
 /// The message of the panic that `act` must end in.
 #[track_caller]
-fn panic_of<T: Debug>(act: impl FnOnce() -> T) -> String {
+pub(crate) fn panic_of<T: Debug>(act: impl FnOnce() -> T) -> String {
     let payload = catch_unwind(AssertUnwindSafe(act)).expect_err("a panic was expected");
     payload.downcast::<String>().map(|text| *text).expect("a panic with a formatted message")
 }
@@ -446,220 +443,6 @@ fn a_dropped_proxy_leaves_neither_thread_nor_socket() {
             });
         }
     });
-}
-
-// The judge. Times of doctored histories are in milliseconds.
-
-/// A reading that took 10 µs.
-fn sample(at: u64, token: Option<u64>, prev: Option<u64>) -> Value {
-    json!({"event": "sample", "at_us": at * 1000, "done_us": at * 1000 + 10, "leader": token.is_some(),
-        "token": token, "prev_us": prev.map(|prev| prev * 1000)})
-}
-
-fn gap(at: u64, leader: bool, prev: u64) -> Value {
-    json!({"event": "gap", "at_us": at * 1000, "leader": leader, "prev_us": prev * 1000})
-}
-
-fn promoted(at: u64, token: u64) -> Value {
-    json!({"event": "promoted", "at_us": at * 1000, "token": token})
-}
-
-fn demoted(at: u64, token: u64, ended: u64) -> Value {
-    json!({"event": "demoted", "at_us": at * 1000, "token": token, "reason": "expired", "ended_us": ended * 1000})
-}
-
-/// The readings of a process that leads from the first to the last of the times, read every millisecond.
-fn leading(from: u64, to: u64, token: u64) -> Vec<Value> {
-    let mut lines = vec![sample(from - 1, None, None), sample(from, Some(token), Some(from - 1))];
-    lines.extend((from..to).skip(90).step_by(90).map(|at| sample(at, Some(token), Some(at - 1))));
-    lines.push(sample(to + 1, None, Some(to)));
-    lines
-}
-
-fn history(name: &str, lines: &[Value]) -> History {
-    let history = History::new(name, lines);
-    assert!(history.faults().is_empty(), "{:?}", history.faults());
-    history
-}
-
-fn proven(lines: &[Value]) -> Vec<(u64, u64, u64)> {
-    history("a", lines).proven().iter().map(|it| (it.token, it.from_us, it.to_us)).collect()
-}
-
-#[test]
-fn leadership_is_proven_between_the_true_readings_of_a_term() {
-    assert_eq!(proven(&leading(100, 450, 7)), [(7, 100_010, 450_000)]);
-    // Two terms without a false reading between them are two.
-    let lines = [sample(0, Some(7), None), sample(50, Some(8), Some(45)), sample(60, Some(8), Some(59))];
-    assert_eq!(proven(&lines), [(7, 10, 45_000), (8, 50_010, 60_000)]);
-    // A lone reading proves one instant of the time it took.
-    let lines = [sample(0, None, None), sample(5, Some(7), Some(4)), sample(6, None, Some(5))];
-    assert_eq!(proven(&lines), [(7, 5_010, 5_000)]);
-    assert_eq!(proven(&[sample(0, None, None), sample(100, None, Some(99))]), []);
-}
-
-#[test]
-fn lines_out_of_order_are_sorted_by_their_time() {
-    let mut lines = leading(100, 450, 7);
-    let sorted = proven(&lines);
-    lines.reverse();
-    assert_eq!(proven(&lines), sorted);
-    lines.swap(0, 3);
-    assert_eq!(proven(&lines), sorted);
-}
-
-#[test]
-fn a_gap_ends_what_is_proven() {
-    // The gap begins at the last reading before it, printed or not, and its line may come late.
-    for gap_line in [gap(1000, true, 30), gap(1001, true, 30)] {
-        let lines = [
-            sample(0, Some(7), None),
-            gap_line,
-            sample(1000, Some(7), Some(30)),
-            sample(1090, Some(7), Some(1089)),
-        ];
-        assert_eq!(proven(&lines), [(7, 10, 30_000), (7, 1_000_010, 1_090_000)]);
-    }
-    let lines = [sample(0, Some(7), None), gap(1000, true, 0), sample(1000, None, Some(0))];
-    assert_eq!(proven(&lines), [(7, 10, 0)]);
-    let lines = [sample(0, Some(7), None), gap(80, true, 30), sample(80, Some(7), Some(30))];
-    assert_eq!(proven(&lines), [(7, 10, 30_000), (7, 80_010, 80_000)]);
-    // Without its line a hole shows in the readings.
-    let lines = [sample(0, Some(7), None), sample(150, Some(7), Some(30)), sample(200, Some(7), Some(199))];
-    assert_eq!(proven(&lines), [(7, 10, 0), (7, 150_010, 200_000)]);
-    let lines = [sample(0, Some(7), None), sample(500, Some(7), Some(30)), sample(550, Some(7), Some(549))];
-    assert_eq!(proven(&lines), [(7, 10, 0), (7, 500_010, 550_000)]);
-    // So does a printed reading that is missing.
-    let lines = [sample(0, Some(7), None), sample(500, Some(7), Some(499)), sample(550, Some(7), Some(549))];
-    assert_eq!(proven(&lines), [(7, 10, 0), (7, 500_010, 550_000)]);
-}
-
-#[test]
-fn an_overlap_of_a_millisecond_is_found() {
-    let a = history("a", &leading(100, 1000, 1));
-    let b = history("b", &leading(998, 2000, 2));
-    let c = history("c", &leading(3000, 4000, 3));
-    let overlap =
-        Overlap { a: "a".to_owned(), b: "b".to_owned(), from_us: 998_010, to_us: 1_000_000, tokens: (1, 2) };
-    let histories = [a, b, c];
-    assert_eq!(history::overlaps(&histories), [overlap]);
-    let message = panic_of(|| history::assert_one_leader_at_a_time(&histories));
-    assert!(message.contains("a (token 1) and b (token 2) both led for 1990 µs"), "{message}");
-    let same = [history("a", &leading(100, 1000, 1)), history("b", &leading(100, 1000, 2))];
-    assert_eq!(history::overlaps(&same).len(), 1, "one within the other");
-}
-
-#[test]
-fn leaderships_that_touch_do_not_overlap() {
-    let a = history("a", &leading(100, 1000, 1));
-    for from in [1000, 1001] {
-        let b = history("b", &leading(from, 2000, 2));
-        assert_eq!(history::overlaps(&[a.clone(), b.clone()]), []);
-        history::assert_one_leader_at_a_time(&[a.clone(), b]);
-    }
-    // To the microsecond.
-    let at = |at_us: u64, token: Option<u64>, prev_us: Option<u64>| {
-        json!({"event": "sample", "at_us": at_us, "done_us": at_us, "leader": token.is_some(), "token": token,
-            "prev_us": prev_us})
-    };
-    let term = |from: u64, to: u64, token: u64| {
-        [at(from, Some(token), None), at(to, Some(token), Some(from)), at(to + 1, None, Some(to))]
-    };
-    for (from, found) in [(50_000, 0), (49_999, 1)] {
-        let histories = [history("a", &term(1, 50_000, 1)), history("b", &term(from, 90_000, 2))];
-        assert_eq!(history::overlaps(&histories).len(), found, "from {from}");
-    }
-    // One process alone never overlaps with itself.
-    assert_eq!(history::overlaps(&[a]), []);
-}
-
-#[test]
-fn a_pause_hides_no_other_leader() {
-    // The first stands still from 500 on; the second leads from 800 on; awake at 2000, the first is read true.
-    let mut lines = leading(100, 500, 1);
-    lines.pop();
-    lines.extend([gap(2000, true, 500), sample(2000, Some(1), Some(500)), sample(2001, None, Some(2000))]);
-    let (a, b) = (history("a", &lines), history("b", &leading(800, 3000, 2)));
-    assert_eq!(a.proven().len(), 2);
-    assert_eq!(history::overlaps(&[a.clone(), b.clone()]).len(), 1, "a lone reading within another's term");
-    assert_eq!(history::overlaps(&[b, a]).len(), 1);
-    // Had it not been read true, there would be no overlap.
-    let mut lines = leading(100, 500, 1);
-    lines.pop();
-    lines.extend([gap(2000, true, 500), sample(2000, None, Some(500))]);
-    assert_eq!(history::overlaps(&[history("a", &lines), history("b", &leading(800, 3000, 2))]), []);
-}
-
-#[test]
-fn a_lone_reading_overlaps_only_what_holds_all_of_it() {
-    let lone = |at: u64| {
-        [sample(at - 1, None, None), sample(at, Some(1), Some(at - 1)), sample(at + 1, None, Some(at))]
-    };
-    let b = history("b", &leading(500, 1000, 2));
-    for (at, found) in [(499, 0), (500, 0), (501, 1), (999, 1), (1000, 0), (1001, 0)] {
-        let a = history("a", &lone(at));
-        assert_eq!(a.proven(), [Proven { token: 1, from_us: at * 1000 + 10, to_us: at * 1000 }]);
-        assert_eq!(history::overlaps(&[a.clone(), b.clone()]).len(), found, "at {at}");
-        assert_eq!(history::overlaps(&[b.clone(), a]).len(), found, "at {at}");
-    }
-}
-
-#[test]
-fn tokens_have_to_increase_over_all_processes() {
-    let a = |token| history("a", &[promoted(100, token), demoted(200, token, 200)]);
-    let b = |token| history("b", &[promoted(300, token)]);
-    history::assert_one_leader_at_a_time(&[a(1), b(2)]);
-    assert_eq!(history::violations(&[a(2), b(1)]), ["token 1 was promoted after token 2, at 300000"]);
-    assert_eq!(history::violations(&[a(2), b(2)]), ["token 2 was given twice"]);
-    // Readings show it, too.
-    let found =
-        history::violations(&[history("a", &leading(100, 200, 2)), history("b", &leading(300, 400, 1))]);
-    assert_eq!(found, ["token 1 was read after token 2, at 300010"]);
-}
-
-#[test]
-fn a_process_that_stood_still_may_hear_of_its_promotion_late() {
-    let late = [
-        sample(0, None, None),
-        gap(2000, false, 10),
-        sample(2000, None, Some(10)),
-        promoted(2001, 1),
-        demoted(2002, 1, 900),
-    ];
-    let b = history("b", &[promoted(1000, 2)]);
-    history::assert_one_leader_at_a_time(&[history("a", &late), b.clone()]);
-    let awake = [promoted(2001, 1), demoted(2002, 1, 900)];
-    assert_eq!(history::violations(&[history("a", &awake), b]).len(), 1);
-}
-
-#[test]
-fn lines_that_contradict_each_other_are_faults() {
-    let stopped = || json!({"event": "stopped", "at_us": 9_000_000});
-    let missed = || json!({"event": "missed", "at_us": 250_000, "count": 2});
-    let faults = |lines: &[Value]| History::new("a", lines).faults().len();
-    let good = [promoted(100, 1), demoted(200, 1, 200), promoted(300, 2), demoted(400, 2, 390), stopped()];
-    assert_eq!(faults(&good), 0);
-    assert_eq!(faults(&[promoted(100, 1), missed(), promoted(300, 3)]), 0);
-    for bad in [
-        &[promoted(100, 1), promoted(200, 2)][..],
-        &[promoted(100, 2), demoted(200, 2, 200), promoted(300, 2)],
-        &[demoted(100, 1, 100)],
-        &[promoted(100, 1), demoted(200, 2, 200)],
-        &[promoted(100, 1), demoted(200, 1, 200), demoted(300, 1, 300)],
-        &[promoted(100, 1), stopped()],
-        &[stopped(), promoted(100, 1)],
-        &[promoted(100, 1), demoted(200, 1, 150), sample(160, Some(1), None)],
-        &[json!({"event": "promoted", "at_us": 1})],
-        &[json!({"event": "demoted", "at_us": 1, "token": null})],
-        &[json!({"event": "sample", "at_us": 1, "done_us": 2, "leader": true, "token": null})],
-        &[json!({"event": "sample", "at_us": 2, "done_us": 1, "leader": false, "token": null})],
-        &[json!({"event": "gap", "at_us": 2, "leader": false})],
-        &[json!({"at_us": 2})],
-        &[json!({"event": "stopped"})],
-    ] {
-        assert_ne!(faults(bad), 0, "{bad:?}");
-        assert_ne!(history::violations(&[History::new("a", bad)]), [""; 0], "{bad:?}");
-    }
 }
 
 // Candidates, by programs that only print.

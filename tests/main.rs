@@ -9,6 +9,7 @@ mod command_line;
 mod demo;
 mod embedding;
 mod harness;
+mod history;
 mod interop;
 mod listeners;
 mod logging;
