@@ -64,8 +64,9 @@ for patch in "${patches[@]}"; do
         missed+=("$name")
         ;;
     1)
-        how=$(grep -m 1 -E '^at [0-9.]+ ms: |^assertion|panicked at' "$log" | cut -c 1-90) || how='a test failed'
-        printf 'caught  %-36s %3d s  %s\n' "$name" "$((SECONDS - from))" "$how"
+        how=$(grep -m 1 -E '^at [0-9.]+ ms: |^[a-z].* of .*: the scripts say' "$log" || grep -m 1 '^assertion' "$log") ||
+            how=$(grep -A 1 'panicked at' "$log" | sed -n 2p)
+        printf 'caught  %-36s %3d s  %s\n' "$name" "$((SECONDS - from))" "${how:0:90}"
         ;;
     *)
         cat "$log"
