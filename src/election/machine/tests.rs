@@ -821,6 +821,14 @@ mod renewal_errors {
     }
 
     #[test]
+    fn a_store_that_cannot_be_reached_is_told_as_such_also_where_the_term_expires_of_it() {
+        let mut scene = leading(RETRY);
+        scene.wakes(600, &["renew 7 by 800"]);
+        scene.answer(1120, not_sent(), &[]);
+        scene.wakes(1140, &["demoted 7 expired", "failed connect: oh", "release 7 by 1640"]);
+    }
+
+    #[test]
     fn an_error_that_was_overcome_is_not_told_later() {
         let mut scene = leading(RETRY);
         scene.wakes(600, &["renew 7 by 800"]);
