@@ -26,7 +26,7 @@ fn a_hook_and_lead_work_that_keep_their_threads_busy_cost_the_lease_nothing() {
     for busy in [hook, work] {
         let store = MemoryStore::new();
         let is_over = Arc::new(AtomicBool::new(false));
-        let ttl = 1000 * MS;
+        let ttl = 2000 * MS;
         let elector = busy(builder(&store).ttl(ttl), Arc::clone(&is_over)).start().expect("good options");
         let leadership = elector.wait_for_leadership(CAP).expect("leads");
         let other = builder(&store).ttl(ttl).start().expect("good options");

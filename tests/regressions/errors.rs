@@ -23,16 +23,16 @@ fn a_lone_instance_leads_again_after_its_server_was_gone_or_stood_still_for_thre
             let before = lone.wait_for_leadership(CAP).expect("leads");
             let events = lone.events();
             if freezes {
-                server.freeze()
+                server.freeze();
             } else {
-                server.kill()
+                server.kill();
             }
             thread::sleep(3 * ttl);
             assert!(!lone.is_leader() && !before.is_valid());
             if freezes {
-                server.thaw()
+                server.thaw();
             } else {
-                server.restart()
+                server.restart();
             }
             let mut told = Vec::new();
             let after = loop {
@@ -110,7 +110,11 @@ fn an_instance_whose_server_is_down_at_its_start_says_so_and_leads_once_the_serv
 /// B25: a leader whose every renewal was refused kept its state, and there were two for good.
 #[test]
 fn a_leader_that_loses_the_right_to_renew_ends_in_time_and_follows_once_it_has_it_back() {
-    for (policy, reason) in [(RenewError::Demote, Reason::RenewError), (RenewError::Retry, Reason::Expired)] {
+    // With the first, a slow machine may come to its deadline before the error.
+    for (policy, reasons) in [
+        (RenewError::Demote, &[Reason::RenewError, Reason::Expired][..]),
+        (RenewError::Retry, &[Reason::Expired]),
+    ] {
         let server = Server::start();
         let mut admin = server.admin();
         admin.command(&["ACL", "SETUSER", "svc", "on", ">pw", "~*", "&*", "+@all"]);
@@ -130,10 +134,12 @@ fn a_leader_that_loses_the_right_to_renew_ends_in_time_and_follows_once_it_has_i
         assert!(after.token() > before.token());
         assert!(!limited.is_leader() && !before.is_valid(), "{policy:?}: there are two");
         let demotion = demotions.recv_timeout(CAP).expect("the term has ended");
-        assert_eq!((demotion.token, demotion.reason), (before.token(), reason), "{policy:?}");
-        let error = limited.on_error().recv_timeout(CAP).expect("the reason is told");
-        assert_eq!(error.kind(), ErrorKind::Configuration, "{}", error.to_chain());
-        assert!(error.to_chain().contains("ermission"), "{}", error.to_chain());
+        assert_eq!(demotion.token, before.token(), "{policy:?}");
+        assert!(reasons.contains(&demotion.reason), "{policy:?}: {demotion:?}");
+        let errors = limited.on_error();
+        let mut told = std::iter::repeat_with(|| errors.recv_timeout(CAP).expect("the reason is told"));
+        let refused = told.find(|error| error.kind() == ErrorKind::Configuration).expect("it has no end");
+        assert!(refused.to_chain().contains("ermission"), "{}", refused.to_chain());
 
         admin.command(&["ACL", "SETUSER", "svc", "+eval"]);
         eventually(CAP, || match limited.status().leader {
