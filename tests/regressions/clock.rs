@@ -6,7 +6,7 @@ use std::thread;
 
 use taskrunner::election::{Event, Reason};
 
-use super::{CAP, MS, builder, lease_end_us, renews};
+use super::{CAP, MS, builder, renews};
 use crate::support::{Campaign, Reply, Server, eventually, unique_group};
 
 /// B04: a leader that woke after its lease had gone crashed.
@@ -42,7 +42,6 @@ fn a_lease_that_the_servers_clock_ended_early_is_lost_at_the_next_renewal_and_no
     let old = start();
     let before = old.wait_for_leadership(CAP).expect("leads");
     renews(&old, 1);
-    let proved_until = lease_end_us(&mut admin, old.key());
     admin.command(&["PEXPIRE", old.key(), "1"]);
     eventually(CAP, || match admin.command(&["EXISTS", old.key()]) {
         Reply::Int(0) => Ok(()),
@@ -53,7 +52,6 @@ fn a_lease_that_the_servers_clock_ended_early_is_lost_at_the_next_renewal_and_no
     assert!(after.token() > before.token());
     let demotion = old.on_demote().recv_timeout(CAP).expect("the renewal is answered with a no");
     assert_eq!((demotion.token, demotion.reason), (before.token(), Reason::Lost));
-    assert!(lease_end_us(&mut admin, old.key()) > proved_until - 6_000_000, "the server's time goes on");
     // It does not take back what is now another's.
     let events = old.events();
     renews(&new, 1);

@@ -1,13 +1,15 @@
 //! The end of an instance, and what it does to the one that follows.
 
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use rand::RngExt;
-use taskrunner::election::ErrorKind;
+use taskrunner::election::{Elector, ErrorKind, MemoryStore};
 
 use super::{CAP, MS, builder, follows};
-use crate::support::{Campaign, Proxy, Reply, Server, eventually, unique_group};
+use crate::support::{Campaign, Proxy, Reply, Server, eventually, in_own_process, unique_group};
 
 /// B35: a stop met a renewal on its way, the release failed, and the next leader waited for the lease's end.
 #[test]
@@ -80,4 +82,41 @@ fn a_leader_that_is_told_to_end_while_it_stands_still_leaves_its_successor_alone
     });
     let demotions: Vec<_> = next.events().into_iter().filter(|line| line.is("demoted")).collect();
     assert!(demotions.iter().all(|line| line.text("reason") != "lost"), "{demotions:?}");
+}
+
+/// What is logged at WARN in this process.
+struct Warnings(Mutex<Vec<String>>);
+
+static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
+
+impl Log for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() == Level::Warn
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().expect("no panic").push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// B47: a release was skipped at the end, and nobody heard of it.
+#[test]
+fn a_drop_that_could_not_release_says_so() {
+    in_own_process("regressions::stopping::a_drop_that_could_not_release_says_so", || {
+        log::set_logger(&WARNINGS).expect("the process has no other logger");
+        log::set_max_level(LevelFilter::Warn);
+        let (cuttable, switch) = MemoryStore::new().with_switch();
+        // Longer than the stop, which takes two call limits of 2 s.
+        let elector = Elector::builder(cuttable, "group").ttl(20_000 * MS).start().expect("good options");
+        elector.wait_for_leadership(CAP).expect("leads");
+        switch.cut();
+        drop(elector);
+        let warnings = WARNINGS.0.lock().expect("no panic");
+        let told = |warning: &String| warning.contains("dropping") && warning.contains("was not released");
+        assert!(warnings.iter().any(told), "{warnings:?}");
+    });
 }
