@@ -13,5 +13,6 @@ mod history;
 mod interop;
 mod listeners;
 mod logging;
+mod regressions;
 mod timing;
 mod wakes;

@@ -99,6 +99,18 @@ impl fmt::Debug for Instant {
 mod tests {
     use super::*;
 
+    /// B04: the clock stood still while the machine was suspended, and a leader woke with a lease long gone.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_clock_is_the_one_that_counts_a_suspend() {
+        // No test can suspend its machine: where that never was, the clocks read the same.
+        assert_eq!(CLOCK, ClockId::Boottime);
+        let boot = || clock_gettime(ClockId::Boottime);
+        let (before, now, after) = (boot(), Instant::now(), boot());
+        let nanos = |time: rustix::time::Timespec| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+        assert!(nanos(before) <= now.as_nanos() && now.as_nanos() <= nanos(after), "{before:?} {now:?}");
+    }
+
     #[test]
     fn adding_saturates_and_differences_stop_at_zero() {
         assert_eq!(Instant::from_millis(5) + Duration::MAX, Instant::NEVER);

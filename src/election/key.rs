@@ -124,6 +124,23 @@ mod tests {
         assert_eq!(tag, Some(group.lease()));
     }
 
+    /// B53: two applications met on one key, or on one channel.
+    #[test]
+    fn unlike_groups_have_unlike_keys_whatever_is_in_their_names() {
+        let long = "a".repeat(10_000);
+        let names =
+            ["a", "b", "A", "a:b", "a{b}", "{a}b", "a b", " a", "a\n", "a\0", "grüße", "gru\u{308}ße", &long];
+        let mut keys: Vec<_> = names.iter().map(|name| Group::new(name).expect("not empty")).collect();
+        for key in &keys {
+            let (prefix, hash) = key.lease().split_at("taskrunner:leader:".len());
+            assert_eq!((prefix, hash.len()), ("taskrunner:leader:", 32));
+            assert!(hash.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7')), "{hash}");
+        }
+        keys.sort_by(|a, b| a.lease().cmp(b.lease()));
+        keys.dedup_by(|a, b| a.lease() == b.lease());
+        assert_eq!(keys.len(), names.len());
+    }
+
     #[test]
     fn an_empty_group_is_refused() {
         let error = Group::new("").expect_err("an empty name");

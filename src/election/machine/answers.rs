@@ -297,7 +297,7 @@ impl Machine {
 }
 
 /// What was not sent has failed at connecting, whatever was to be done.
-fn failed(operation: Operation, error: StoreError) -> Output {
+pub(super) fn failed(operation: Operation, error: StoreError) -> Output {
     let operation = if error.outcome() == Outcome::NotSent { Operation::Connect } else { operation };
     Output::Failed { operation, error }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::answers::failed;
 use super::{Action, Machine, Moment, Operation, Output, Reason, State, StoreError, Unreleased};
 use crate::election::clock::Instant;
 
@@ -31,7 +32,7 @@ impl Machine {
     /// Ends the term that is led, if there is one: what happens next is the way out.
     pub(super) fn leave(&mut self, now: Moment, reason: Reason, out: &mut Vec<Output>) {
         let State::Leading(term) = &mut self.state else { return };
-        let (token, working, failed) = (term.token, term.working, term.failed.take());
+        let (token, working, last_error) = (term.token, term.working, term.failed.take());
         let leaving = Leaving {
             token,
             since: now.at,
@@ -52,8 +53,8 @@ impl Machine {
             Reason::LeadEnded => self.pause_until = self.pause_until.max(stand_back),
         }
         out.push(Output::Demoted { token, reason });
-        if let Some(error) = failed.filter(|_| reason == Reason::Expired) {
-            out.push(Output::Failed { operation: Operation::Renew, error });
+        if let Some(error) = last_error.filter(|_| reason == Reason::Expired) {
+            out.push(failed(Operation::Renew, error));
         }
     }
 

@@ -1,5 +1,7 @@
 //! The machine in virtual time: each case is a script of inputs and everything that must follow.
 
+mod regressions;
+
 use super::*;
 use crate::election::store::{Class, Holding, Outcome};
 
@@ -818,6 +820,14 @@ mod renewal_errors {
         scene.answer(1050, unknown(), &[]).wakes(1100, &["renew 7 by 1140"]);
         scene.wakes(1140, &["demoted 7 expired", "failed renew: oh"]);
         scene.answer(1141, unknown(), &["failed renew: oh", "release 7 by 1641"]);
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_reached_is_told_as_such_also_where_the_term_expires_of_it() {
+        let mut scene = leading(RETRY);
+        scene.wakes(600, &["renew 7 by 800"]);
+        scene.answer(1120, not_sent(), &[]);
+        scene.wakes(1140, &["demoted 7 expired", "failed connect: oh", "release 7 by 1640"]);
     }
 
     #[test]

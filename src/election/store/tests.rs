@@ -1,5 +1,7 @@
 //! What every store must do, run on each of them, and what only a real server can show.
 
+mod regressions;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! The session against a peer that does what a test tells it to: nothing, half of it, or the wrong thing.
 
+mod regressions;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
