@@ -136,7 +136,10 @@ pub(crate) struct Machine {
     failures: u32,
     /// An acquire of unknown outcome may have won the lease.
     unsettled: bool,
-    /// A wake came while an attempt was under way.
+    /// The last answer was one that only somebody else can change, such as a right that is missing: it is asked
+    /// again every `wait`, and not because wakes are heard again.
+    stuck: bool,
+    /// A wake came while an attempt was under way, or may have been missed before it.
     woken: bool,
     /// The token of the last wake.
     heard: u64,
@@ -196,6 +199,7 @@ impl Machine {
             own_token: 0,
             failures: 0,
             unsettled: false,
+            stuck: false,
             woken: false,
             heard: 0,
             rest_until: now.at,
@@ -222,7 +226,9 @@ impl Machine {
             Input::WakeBack => {
                 // What was asked at the loss may have found nobody to answer it.
                 self.renew_early(now, true, out);
-                self.ask_soon(now);
+                if !self.stuck {
+                    self.ask_soon(now);
+                }
             }
             Input::LeadBegan { token } => self.lead_began(token),
             Input::LeadReturned { token } => self.lead_returned(now, token, out),
@@ -274,7 +280,6 @@ impl Machine {
         }
         self.rest_until = now.at;
         self.ask_soon(now);
-        self.woken = matches!(self.state, State::Following { .. }) && self.in_flight.is_some();
     }
 
     /// Asks whether the lease is still ours, before its time, unless it has just asked, or has just been
@@ -291,11 +296,12 @@ impl Machine {
         }
     }
 
-    /// Brings the next attempt forward.
+    /// Brings the next attempt forward. One that is under way may have come too early.
     fn ask_soon(&mut self, now: Moment) {
         let soon = self.soon(now);
         if let State::Following { next } = &mut self.state {
             *next = (*next).min(soon);
+            self.woken = self.in_flight.is_some();
         }
     }
 

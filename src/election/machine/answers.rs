@@ -25,6 +25,11 @@ impl Machine {
         if let Ok(Answer::Held(holding)) = &result {
             self.floor = self.floor.max(holding.token.unwrap_or(0));
         }
+        self.stuck = match &result {
+            Ok(Answer::Held(holding)) => holding.remaining.is_none(),
+            Ok(_) => false,
+            Err(error) => error.class() == Class::Configuration,
+        };
         match request.action {
             Action::Acquire { .. } => self.acquire_answered(now, request.sent_at, result, out),
             Action::Renew { .. } => self.renew_answered(now, &request, result, out),
@@ -47,7 +52,8 @@ impl Machine {
                 self.unsettled = false;
                 self.failures = 0;
                 let jitter = self.timing.jitter.mul_f64(now.dice);
-                let next = if woken { now.at } else { self.end_of(now, sent_at, &holding) };
+                let again = woken && !self.stuck;
+                let next = if again { now.at } else { self.end_of(now, sent_at, &holding) };
                 self.follow(now, next + jitter);
                 self.told_holding(Operation::Acquire, holding, out);
             }
@@ -97,7 +103,7 @@ impl Machine {
         match result {
             Ok(answer) => {
                 let next = match &answer {
-                    _ if woken => self.soon(now),
+                    _ if woken && !self.stuck => self.soon(now),
                     Answer::Held(holding) => {
                         self.end_of(now, sent_at, holding) + self.timing.jitter.mul_f64(now.dice)
                     }

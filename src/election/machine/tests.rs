@@ -670,6 +670,35 @@ mod leading_a_term {
     }
 
     #[test]
+    fn what_may_have_been_missed_while_an_attempt_was_under_way_is_asked_after_its_answer() {
+        let mut scene = Scene::new(TIMING);
+        scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]).at(5, Input::WakeBack, &[]);
+        scene.answer(10, held("other", 5, 400), &["leader other 5", "acquire attempt 2 floor 5 by 510"]);
+        scene.answer(20, held("other", 5, 390), &[]).wakes(10 + 391, &["acquire attempt 3 floor 5 by 901"]);
+    }
+
+    #[test]
+    fn what_only_somebody_else_can_change_is_not_asked_again_for_wakes_that_are_heard_again() {
+        let unending = ["unending go seen by acquire", "leader go"];
+        for (result, told, next) in
+            [(misconfigured(), &["failed acquire: oh"][..], 1210), (held_by_go(None), &unending, 1200)]
+        {
+            for early in [true, false] {
+                let mut scene = Scene::new(TIMING);
+                scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
+                if early {
+                    scene.at(5, Input::WakeBack, &[]);
+                }
+                scene.answer(10, result.clone(), told);
+                if !early {
+                    scene.at(20, Input::WakeBack, &[]);
+                }
+                scene.wakes(next, &[&format!("acquire attempt 2 floor 0 by {}", next + 500)]);
+            }
+        }
+    }
+
+    #[test]
     fn a_lost_wake_connection_means_nothing_to_a_follower() {
         following(TIMING).at(100, Input::WakeLost, &[]).wakes(401, &["acquire attempt 2 floor 5 by 901"]);
     }
