@@ -12,5 +12,6 @@ mod harness;
 mod interop;
 mod listeners;
 mod logging;
+mod regressions;
 mod timing;
 mod wakes;
