@@ -5,6 +5,7 @@ mod connections;
 mod data_loss;
 mod leaks;
 mod observing;
+mod options;
 mod panics;
 mod permissions;
 mod versions;
