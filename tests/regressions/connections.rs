@@ -313,7 +313,7 @@ fn whatever_hangs_is_left_for_a_new_connection_and_its_late_reply_is_nobodys() {
         eventually(CAP, || match elector.status() {
             status if status.token != Some(new) => panic!("{phase}: {status:?}"),
             status if status.counters.renewals > renewals + 2 => Ok(()),
-            status => Err(status),
+            status => Err(format!("{status:?}")),
         });
     }
 }

@@ -23,7 +23,7 @@ fn while_the_store_is_gone_the_status_says_so() {
         assert_eq!((status.role, status.token), (Role::Leader, Some(token)));
         switch.cut();
         let then = eventually(CAP, || match elector.status() {
-            status if status.token.is_some() || status.role == Role::Leader => Err(status),
+            status if status.token.is_some() || status.role == Role::Leader => Err(format!("{status:?}")),
             status => Ok(status),
         });
         assert!(then.remaining.is_zero() && !elector.is_leader());
@@ -31,7 +31,7 @@ fn while_the_store_is_gone_the_status_says_so() {
         let age = then.renewed_at.expect("it has led").elapsed();
         let later = eventually(CAP, || match elector.status() {
             status if status.counters.errors >= then.counters.errors + 5 => Ok(status),
-            status => Err(status),
+            status => Err(format!("{status:?}")),
         });
         assert_eq!(later.renewed_at, then.renewed_at, "nothing was renewed meanwhile");
         assert!(later.renewed_at.expect("it has led").elapsed() > age);

@@ -121,7 +121,7 @@ fn after_a_panic_in_every_callback_every_method_answers() {
     // The work ends each term at once, and so nobody can rely on being in time for one.
     let status = eventually(CAP, || match elector.status() {
         status if status.counters.promotions >= 3 => Ok(status),
-        status => Err(status),
+        status => Err(format!("{status:?}")),
     });
     assert_eq!(status.last_error.expect("there were some").0.kind(), ErrorKind::Panicked);
     assert!(elector.on_demote().recv_timeout(CAP).is_ok_and(|demotion| demotion.reason == Reason::LeadEnded));
