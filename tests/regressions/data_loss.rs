@@ -1,8 +1,8 @@
 //! Servers that lose what they were told: by a failover, a deletion, or a client that is gone.
 
-use taskrunner::election::{Elector, ErrorKind, Event, MemoryStore, Reason};
+use taskrunner::election::{Elector, ErrorKind, MemoryStore, Reason};
 
-use super::{CAP, MS, Name, builder, follows, holder, key_of, leads, next, term_of};
+use super::{CAP, MS, Name, builder, demotion, follows, holder, key_of, leads, next, term_of};
 use crate::support::{Campaign, Proxy, Reply, Server, eventually, unique_group};
 
 /// B67: the lease was acknowledged by a primary that died before it told its replica, which was then promoted.
@@ -30,10 +30,7 @@ fn a_lease_that_the_promoted_replica_never_heard_of_is_lost_and_the_next_token_i
     name.move_to(&replica);
     primary.kill();
     // It asks the promoted one, which says that the lease is another's: no error, and no retries as a leader.
-    let demoted = next(&events, "demoted", |event| match event {
-        Event::Demoted(demotion) => Some((demotion.token, demotion.reason)),
-        _ => None,
-    });
+    let demoted = next(&events, "demoted", demotion);
     assert_eq!(demoted, (first.token(), Reason::Lost));
     follows(&old);
     assert!(!first.is_valid() && second.is_valid(), "it took nothing back");
@@ -61,10 +58,7 @@ fn tokens_grow_whatever_part_of_the_data_is_lost() {
             _ => {}
         }
         if loss != "nothing" {
-            let lost = next(&events, "demoted", |event| match event {
-                Event::Demoted(demotion) => Some((demotion.token, demotion.reason)),
-                _ => None,
-            });
+            let lost = next(&events, "demoted", demotion);
             assert_eq!(lost, (token, Reason::Lost), "{loss}");
             let again = leads(&elector).token();
             assert!(again > token, "{again} after {token}, though {loss} was lost");

@@ -40,7 +40,7 @@ fn two_thousand_lost_leases_leave_no_thread_no_descriptor_and_no_memory() {
                 .map(|_| {
                     let group = unique_group("lost");
                     // Its lead work begins and ends with each term, on a thread of its own.
-                    let start = builder(&server.url(), &group).ttl(100 * MS).wait(20 * MS);
+                    let start = builder(&server.url(), &group).ttl(100 * MS).wait(20 * MS).lead_grace(CAP);
                     start.lead(|leadership| _ = leadership.lost().recv()).start().expect("good options")
                 })
                 .collect();

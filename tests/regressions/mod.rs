@@ -8,6 +8,7 @@ mod observing;
 mod options;
 mod panics;
 mod permissions;
+mod server_faults;
 mod versions;
 
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use taskrunner::election::{Builder, Elector, Event, Leadership, MemoryStore, RedisStore};
+use taskrunner::election::{Builder, Elector, Event, Leadership, MemoryStore, Reason, RedisStore};
 
 use crate::support::{Admin, Reply, Server, eventually};
 
@@ -56,6 +57,22 @@ fn next<T>(events: &Receiver<Event>, what: &str, mut pick: impl FnMut(&Event) ->
             Err(error) => panic!("no event {what} within {CAP:?} ({error}); these came: {seen:?}"),
         }
     }
+}
+
+fn demotion(event: &Event) -> Option<(u64, Reason)> {
+    match event {
+        Event::Demoted(demotion) => Some((demotion.token, demotion.reason)),
+        _ => None,
+    }
+}
+
+/// Waits until the elector has been told of so many errors in all.
+#[track_caller]
+fn wait_for_errors(elector: &Elector, count: u64) {
+    eventually(CAP, || match elector.status().counters.errors {
+        errors if errors >= count => Ok(()),
+        errors => Err(errors),
+    });
 }
 
 /// The lease key of a group, without an elector that contends on the test's server.

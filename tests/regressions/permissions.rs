@@ -5,11 +5,17 @@ use std::time::Instant;
 
 use taskrunner::election::{ErrorKind, Event, Operation, Reason, RenewError};
 
-use super::{CAP, MS, builder, holder, leads, next};
+use super::{CAP, MS, builder, demotion, holder, leads, next};
 use crate::support::{Server, eventually, unique_group};
 
-const RIGHTS: [&str; 5] =
-    [">pass", "~taskrunner:leader:*", "~{taskrunner:leader:*", "&taskrunner:leader:*", "+@all"];
+const RIGHTS: [&str; 6] = [
+    ">pass",
+    "~taskrunner:leader:*",
+    "~{taskrunner:leader:*",
+    "resetchannels",
+    "&taskrunner:leader:*",
+    "+@all",
+];
 
 /// What an elector cannot do without; SELECT and HELLO are told at once, with the connection.
 const NEEDED: [&str; 10] = ["eval", "get", "set", "pexpire", "pttl", "del", "hdel", "hset", "hmget", "time"];
@@ -89,10 +95,7 @@ fn a_right_that_is_taken_away_and_given_back_in_time_costs_a_leader_that_retries
             assert!(leadership.is_valid());
             continue;
         }
-        let demoted = next(&events, "demoted", |event| match event {
-            Event::Demoted(demotion) => Some((demotion.token, demotion.reason)),
-            _ => None,
-        });
+        let demoted = next(&events, "demoted", demotion);
         assert_eq!(demoted, (leadership.token(), Reason::Expired), "a missing right is no loss");
         let error = next(&events, "of the renewal", |event| match event {
             Event::Error(error) => Some(error.clone()),
