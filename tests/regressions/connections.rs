@@ -125,7 +125,7 @@ fn nothing_that_was_given_up_is_sent_when_the_server_is_back() {
     }
     let [only] = &sent[..] else { panic!("{sent:?}") };
     let attempt: u64 = only.strip_prefix("attempt ").and_then(|n| n.parse().ok()).expect("an attempt");
-    assert!(attempt > before + 10, "attempt {attempt} had been given up");
+    assert!(attempt >= before + 10, "attempt {attempt} had been given up");
 }
 
 /// B79: one request that got no answer took all the time there was until the deadline.
