@@ -65,6 +65,6 @@ fn fifty_followers_ask_once_for_each_end_of_the_lease_that_they_know() {
     let mut machines: Vec<_> = (0..MACHINES).map(|_| Machine::new("me".into(), JITTERY, now)).collect();
     // A leader that renews its lease of a second each half of it.
     let all = attempts(&mut machines, &mut random, 30_000, |now| held("leader", 5, 1000 - now % 500));
-    // Twice per ttl at most.
-    assert!(all.len() <= MACHINES * (60 + 1), "{} attempts in 30 ttls", all.len());
+    // They ask soon after a renewal, when almost all of the ttl is left.
+    assert!(all.len() <= MACHINES * (30 + 2), "{} attempts in 30 ttls", all.len());
 }
