@@ -1,21 +1,31 @@
-//! What has gone wrong in other libraries for locks and leader election, and must not here: `tests/REGRESSIONS.md`
-//! lists the failures, and which tests show that this library does not have them.
+//! Failures that other libraries for leases and leader election have had, each put to this one. `tests/REGRESSIONS.md`
+//! lists them all, with the tests that cover them.
 
 mod callbacks;
 mod clock;
+mod connections;
+mod data_loss;
 mod errors;
 mod identity;
+mod leaks;
+mod observing;
+mod options;
+mod panics;
+mod permissions;
+mod server_faults;
 mod stopping;
+mod table;
 mod timing;
+mod versions;
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use taskrunner::election::{Builder, Elector, MemoryStore, RedisStore};
+use crossbeam_channel::Receiver;
+use taskrunner::election::{Builder, Elector, Event, Leadership, MemoryStore, Reason, RedisStore};
 
-use crate::support::{Admin, eventually};
+use crate::support::{Admin, Reply, Server, eventually};
 
 /// Longer than anything takes that is to happen, on the slowest machine.
 const CAP: Duration = Duration::from_secs(30);
@@ -26,9 +36,9 @@ fn builder(url: &str, group: &str) -> Builder {
     Elector::builder(RedisStore::open(url).expect("a good url"), group)
 }
 
-/// The lease key of a group, without an elector that contends on the test's server.
-fn key_of(group: &str) -> String {
-    Elector::builder(MemoryStore::new(), group).start().expect("good options").key().to_owned()
+#[track_caller]
+fn leads(elector: &Elector) -> Leadership {
+    elector.wait_for_leadership(CAP).unwrap_or_else(|error| panic!("{}", error.to_chain()))
 }
 
 /// Waits until the elector knows that another one holds the lease, and returns that one's id.
@@ -40,6 +50,38 @@ fn follows(elector: &Elector) -> String {
     })
 }
 
+/// Waits for an event that `pick` takes, and throws away those before it.
+#[track_caller]
+fn next<T>(events: &Receiver<Event>, what: &str, mut pick: impl FnMut(&Event) -> Option<T>) -> T {
+    let until = Instant::now() + CAP;
+    let mut seen = Vec::new();
+    loop {
+        match events.recv_deadline(until) {
+            Ok(event) => match pick(&event) {
+                Some(found) => return found,
+                None => seen.push(event),
+            },
+            Err(error) => panic!("no event {what} within {CAP:?} ({error}); these came: {seen:?}"),
+        }
+    }
+}
+
+fn demotion(event: &Event) -> Option<(u64, Reason)> {
+    match event {
+        Event::Demoted(demotion) => Some((demotion.token, demotion.reason)),
+        _ => None,
+    }
+}
+
+/// Waits until the elector has been told of so many errors in all.
+#[track_caller]
+fn wait_for_errors(elector: &Elector, count: u64) {
+    eventually(CAP, || match elector.status().counters.errors {
+        errors if errors >= count => Ok(()),
+        errors => Err(errors),
+    });
+}
+
 /// Waits until the elector has had this many more renewals answered.
 #[track_caller]
 fn renews(elector: &Elector, times: u64) {
@@ -48,6 +90,43 @@ fn renews(elector: &Elector, times: u64) {
         now if now >= from + times => Ok(()),
         now => Err(now - from),
     });
+}
+
+/// The lease key of a group, without an elector that contends on the test's server.
+fn key_of(group: &str) -> String {
+    Elector::builder(MemoryStore::new(), group).start().expect("good options").key().to_owned()
+}
+
+fn term_of(key: &str) -> String {
+    format!("{{{key}}}:term")
+}
+
+fn holder(admin: &mut Admin, key: &str) -> Option<String> {
+    match admin.command(&["GET", key]) {
+        Reply::Nil => None,
+        reply => Some(reply.text().to_owned()),
+    }
+}
+
+/// A name whose server can change, as one behind which a failover happens.
+#[derive(Clone)]
+struct Name(Arc<Mutex<SocketAddr>>);
+
+impl Name {
+    fn of(server: &Server) -> Self {
+        Self(Arc::new(Mutex::new(server.address())))
+    }
+
+    fn move_to(&self, server: &Server) {
+        *self.0.lock().expect("no panic") = server.address();
+    }
+
+    fn builder(&self, group: &str) -> Builder {
+        let address = Arc::clone(&self.0);
+        let store = RedisStore::open("redis://leases.test").expect("a good url");
+        let resolve = move |_: &str, _: u16| Ok(vec![*address.lock().expect("no panic")]);
+        Elector::builder(store.with_resolver(resolve), group)
+    }
 }
 
 /// When the lease ends, in µs of the server's own clock. Inside a script its time stands still.
@@ -61,65 +140,4 @@ fn lease_end_us(admin: &mut Admin, key: &str) -> u64 {
 fn term_field(admin: &mut Admin, key: &str, field: &str) -> u64 {
     let value = admin.command(&["HGET", &format!("{{{key}}}:term"), field]);
     value.text().parse().expect("a number")
-}
-
-/// A row of the table: the report's id, what has become of it, and the paths in the last column.
-struct Row<'a> {
-    id: &'a str,
-    verdict: &'a str,
-    tests: Vec<&'a str>,
-}
-
-fn rows(table: &str) -> Vec<Row<'_>> {
-    let rows = table.lines().filter(|line| line.starts_with("| B")).map(|line| {
-        let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-        let [id, _, verdict, shown] = cells[..] else { panic!("no row of four cells: {line}") };
-        let tests = shown.split('`').skip(1).step_by(2).filter(|path| path.contains("::")).collect();
-        Row { id, verdict, tests }
-    });
-    rows.collect()
-}
-
-/// The source file that a path of modules leads to, and how many of them lead there; the others are in the file.
-fn file_of(modules: &[&str]) -> Option<(PathBuf, usize)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    (1..=modules.len()).rev().find_map(|count| {
-        ["src", "tests"].iter().find_map(|top| {
-            let path = root.join(top).join(modules[..count].join("/"));
-            let files = [path.with_extension("rs"), path.join("mod.rs")];
-            files.into_iter().find(|file| file.is_file()).map(|file| (file, count))
-        })
-    })
-}
-
-fn expect_test(path: &str) -> Result<(), String> {
-    let parts: Vec<_> = path.split("::").collect();
-    let (name, modules) = parts.split_last().expect("a path has a last part");
-    let (file, count) = file_of(modules).ok_or(format!("{path}: no file"))?;
-    let source = fs::read_to_string(&file).expect("a file that is there can be read");
-    let inline = modules[count..].iter().map(|module| format!("mod {module} {{"));
-    for wanted in inline.chain([format!("fn {name}(")]) {
-        if !source.contains(&wanted) {
-            return Err(format!("{path}: no `{wanted}` in {}", file.display()));
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn every_named_test_exists() {
-    let rows = rows(include_str!("../REGRESSIONS.md"));
-    assert!(rows.len() > 40, "only {} rows were read", rows.len());
-    let ids: BTreeSet<_> = rows.iter().map(|row| row.id).collect();
-    assert_eq!(ids.len(), rows.len(), "an id stands there twice");
-    let mut wrong = Vec::new();
-    for row in &rows {
-        match row.verdict {
-            "covered" if row.tests.is_empty() => wrong.push(format!("{} is covered by nothing", row.id)),
-            "covered" | "deferred" | "does not apply" => {}
-            other => wrong.push(format!("{}: the verdict is {other}", row.id)),
-        }
-        wrong.extend(row.tests.iter().filter_map(|path| expect_test(path).err()));
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
 }

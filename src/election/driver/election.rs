@@ -225,6 +225,8 @@ impl Election {
                 self.term = Some((token, sender));
                 self.outlets.tell(&Event::Promoted(leadership.clone()));
                 log::info!("group {group:?}: promoted, token {token}");
+                // Who asked to step down while this attempt was under way has seen the pause go by.
+                self.answer_waiting(&Ok(()));
                 return self.begin_lead_work(token, leadership);
             }
             Output::Extended { until } => {

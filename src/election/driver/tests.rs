@@ -366,6 +366,23 @@ fn a_leadership_steps_down_for_its_own_term_only() {
 }
 
 #[test]
+fn a_step_down_whose_pause_ends_before_the_attempt_in_flight_does_not_wait_for_the_term_that_it_wins() {
+    let store = Rigged::new();
+    let (free, freed) = bounded(0);
+    store.rig(Fault::Stuck(freed));
+    let elector = builder(store.clone()).ttl(CAP * 4).start().expect("good options");
+    store.wait_until_caught();
+    thread::scope(|scope| {
+        let stepped_down = scope.spawn(|| elector.step_down(Duration::ZERO));
+        // It most likely waits by then. If not, it steps down from the term itself, which is answered, too.
+        thread::sleep(Duration::from_millis(50));
+        drop(free);
+        stepped_down.join().expect("no panic").expect("nothing is left to be released");
+    });
+    elector.wait_for_leadership(CAP).expect("leads");
+}
+
+#[test]
 fn a_hundred_elections_share_one_connection_and_one_of_them_fails_alone() {
     let server = Server::start();
     let store = RedisStore::open(&server.url()).expect("a good url");

@@ -207,6 +207,8 @@ fn following(timing: Timing) -> Scene {
     scene
 }
 
+mod crowd;
+
 mod contending {
     use super::*;
 

@@ -716,16 +716,25 @@ fn the_rights_of_the_go_side_alone_leave_no_lease_behind() {
     server.command(&["ACL", "SETUSER", "go", "~{taskrunner:leader:*"]);
     refused(a.acquire_above(0), Class::Configuration);
     assert_absent(&server, a.group.lease());
-    for missing in ["-set", "-hset", "-hmget", "-hdel", "-get", "-time"] {
+    // The last three are no right of an acquire's own: who cannot renew or release must not win.
+    for missing in ["-set", "-hset", "-hmget", "-hdel", "-get", "-time", "-pttl", "-pexpire", "-del"] {
         server.command(&["ACL", "SETUSER", "go", "+@all", missing]);
         refused(a.acquire_above(0), Class::Configuration);
         assert_absent(&server, a.group.lease());
     }
-    server.command(&["ACL", "SETUSER", "go", "+@all", "-pexpire", "-del"]);
+    server.command(&["ACL", "SETUSER", "go", "+@all"]);
     let token = a.win();
+    server.command(&["ACL", "SETUSER", "go", "-pexpire", "-del"]);
     refused(a.renew(token), Class::Configuration);
     refused(a.release(token), Class::Configuration);
     assert_eq!(held(a.look()).token, Some(token));
+    // Nor does it win again where it finds its own lease, which is left to expire.
+    server.command(&["PEXPIRE", a.group.lease(), "10000"]);
+    for missing in ["-del", "-pttl", "-set"] {
+        server.command(&["ACL", "SETUSER", "go", "+@all", missing]);
+        refused(a.acquire_above(0), Class::Configuration);
+        assert!(server.command(&["PTTL", a.group.lease()]).int() <= 10_000, "{missing}: it lives longer");
+    }
 }
 
 #[test]

@@ -34,6 +34,13 @@ if token >= 9007199254740991 then
     .. 'set its field token to the last token in use, and restart instances that saw a larger one')
 end
 
+-- What renewing and releasing will need is asked for before it is too late: a user who may only win would
+-- be elected over and over, and keep the lease from those who can hold it. There is no lease here, or a
+-- leftover that nobody serves, which must not live longer by this.
+redis.call('PTTL', KEYS[1])
+redis.call('DEL', KEYS[1])
+redis.call('PEXPIRE', KEYS[1], ttl)
+
 -- tostring would give 1.79e+15. The term comes first: a right that is missing for either write then
 -- never leaves a lease without its term.
 token, time = string.format('%.0f', token), string.format('%.0f', time)

@@ -198,4 +198,39 @@ mod tests {
             assert_eq!(read(action, reply), None, "{action:?} {reply:?}");
         }
     }
+
+    /// B90, B100: a reply of another kind than expected was a success, or a panic.
+    #[test]
+    fn no_kind_of_reply_but_a_scripts_own_list_is_an_answer_to_anything() {
+        let own = ["$3\r\nwon\r\n", "$2\r\n42\r\n"].concat();
+        for reply in [
+            "+OK\r\n",
+            "+QUEUED\r\n",
+            "$2\r\nOK\r\n",
+            "$-1\r\n",
+            "*-1\r\n",
+            "_\r\n",
+            "#t\r\n",
+            "#f\r\n",
+            ":0\r\n",
+            ":1\r\n",
+            ":9223372036854775807\r\n",
+            ",1.5\r\n",
+            ",inf\r\n",
+            "(3492890328409238509324850943850943825024385\r\n",
+            "=7\r\ntxt:won\r\n",
+            "-ERR won\r\n",
+            "*0\r\n",
+            "*1\r\n$-1\r\n",
+            "*1\r\n:1\r\n",
+            "*1\r\n*1\r\n$3\r\nwon\r\n",
+            &format!("%1\r\n{own}"),
+            &format!("~2\r\n{own}"),
+            &format!(">2\r\n{own}"),
+        ] {
+            for action in [ACQUIRES, RENEWS, RELEASES, Action::Look] {
+                assert_eq!(read(action, reply), None, "{action:?} {reply:?}");
+            }
+        }
+    }
 }
