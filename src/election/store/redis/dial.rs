@@ -174,7 +174,7 @@ impl Dialer {
             "sentinel" => Err(self.is_a_sentinel()),
             role => Err(self.not_sent(
                 Class::WrongNode,
-                &format!("is a {role}, which keeps no lease; connect to its primary"),
+                &format!("is a {}, which keeps no lease; connect to its primary", fault::shortened(role)),
             )),
         }
     }
