@@ -173,7 +173,8 @@ impl Wire {
         }
     }
 
-    fn new(socket: OwnedFd) -> Self {
+    /// A connection over a socket that is connected and does not block.
+    pub(super) fn new(socket: OwnedFd) -> Self {
         Self { socket, inbox: Inbox::default(), writes: 0 }
     }
 
