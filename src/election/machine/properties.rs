@@ -142,7 +142,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(cases(32))]
+    #![proptest_config(cases(8))]
 
     #[test]
     fn options_are_refused_or_keep_every_rule(options in options()) {
