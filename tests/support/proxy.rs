@@ -580,6 +580,9 @@ impl Pipe {
     }
 }
 
+/// Bytes that mean something in a reply.
+const MEANT: &[u8] = b"\r\n$*:>-_09x";
+
 /// Leaves three of four chunks as they are, for a conversation is to go on for a while.
 fn mangle(chunk: &mut Vec<u8>, random: &mut StdRng) {
     let (one, other) = (random.random_range(0..chunk.len()), random.random_range(0..chunk.len()));
@@ -589,7 +592,7 @@ fn mangle(chunk: &mut Vec<u8>, random: &mut StdRng) {
         1 => chunk[one] ^= 1 << random.random_range(0..8),
         2 => drop(chunk.drain(from..to)),
         3 => drop(chunk.splice(from..from, chunk[from..to].to_vec())),
-        4 => chunk.insert(one, b"\r\n$*:>-_09x"[random.random_range(0..12)]),
+        4 => chunk.insert(one, MEANT[random.random_range(0..MEANT.len())]),
         _ => {}
     }
 }

@@ -89,6 +89,10 @@ enum Happens {
     Input(Input),
     /// The answer to the operation in flight, if there is one.
     Answer(Result<Answer, StoreError>),
+    /// Lead work begins in the last term, or returns.
+    Lead {
+        begins: bool,
+    },
 }
 
 fn token() -> impl Strategy<Value = u64> {
@@ -127,8 +131,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..20_u64, answer()).prop_map(|(op, result)| Input::Answer { op, result }),
     ];
     let happens = prop_oneof![
-        1 => input.prop_map(Happens::Input),
-        1 => answer().prop_map(Happens::Answer),
+        4 => input.prop_map(Happens::Input),
+        5 => answer().prop_map(Happens::Answer),
+        3 => prop::bool::weighted(0.8).prop_map(|begins| Happens::Lead { begins }),
     ];
     let after = prop_oneof![
         2 => (0..500_u64).prop_map(|millis| After::Pause(Duration::from_millis(millis))),
@@ -190,6 +195,8 @@ proptest! {
             let input = match step.happens {
                 Happens::Input(input) => input,
                 Happens::Answer(result) => Input::Answer { op: machine.last_op, result },
+                Happens::Lead { begins: true } => Input::LeadBegan { token: machine.own_token },
+                Happens::Lead { begins: false } => Input::LeadReturned { token: machine.own_token },
             };
             let (mut out, shown) = (Vec::new(), format!("{input:?}"));
             machine.handle(now, input, &mut out);

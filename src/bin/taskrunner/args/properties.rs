@@ -87,6 +87,7 @@ fn url() -> impl Strategy<Value = String> {
             ("redis+unix:///s?user=u&pass=", ""),
             ("rediss://u:", "@h"),
             ("redis:/u:", "@h"),
+            ("/run/s.sock?pass=", "&db=1"),
         ][..],
     );
     (form, odd(), odd())

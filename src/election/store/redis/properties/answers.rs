@@ -54,9 +54,11 @@ const WORDS: &[&str] = &[
     "nan",
 ];
 
-/// What each script says.
+/// What each script says, and wins of a token that was seen before.
 const SHAPES: &[&[&str]] = &[
     &["won", "42", "40"],
+    &["won", "41", "40"],
+    &["won", "0", "40"],
     &["won", "9007199254740990", "0"],
     &["renewed", "900"],
     &["renewed", "-1"],
