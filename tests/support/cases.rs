@@ -1,7 +1,8 @@
 //! How many random cases a property is tried with.
 //!
 //! `PROPTEST_CASES=25600 cargo test --release --all-features properties` tries a hundred times as many as
-//! usual. A failure shows the smallest input that fails; nothing is written into the tree.
+//! usual, and the rounds of `timing::hostile` grow as much. A failure shows the smallest input that fails;
+//! nothing is written into the tree.
 
 use proptest::test_runner::Config;
 

@@ -6,7 +6,7 @@ use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use taskrunner::election::{Elector, ErrorKind, RedisStore, Role};
+use taskrunner::election::{Elector, ErrorKind, Event, RedisStore, Role};
 
 use crate::support::cases::cases;
 use crate::support::hostile::{Attack, HELD, HELLO, Hostile, Stage, Then};
@@ -27,6 +27,9 @@ const ENDURED: Duration = Duration::from_millis(300);
 /// a server does here it does for ever, so a wait that is not bounded is told from one that is.
 const WAKING: Duration = Duration::from_secs(2);
 
+/// How long what is told of a server may be, in bytes.
+const LONGEST_TEXT: usize = 5_000;
+
 /// How long one round with changed replies takes.
 const ROUND: Duration = Duration::from_millis(600);
 
@@ -41,6 +44,7 @@ fn elector(url: &str, group: &str) -> Elector {
 fn attacks() -> Vec<Attack> {
     let attack = |name, head: &str, then| Attack { name, head: head.to_owned(), then };
     let slow = Duration::from_millis(50);
+    let huge_holder = HELD.replace("$3\r\nyou", &format!("$60000\r\n{}", "y".repeat(60_000)));
     vec![
         attack("an endless string", "$60000\r\n", Then::Pour("x")),
         attack("a string of a huge length", "$999999999\r\n", Then::Pour("x")),
@@ -64,7 +68,8 @@ fn attacks() -> Vec<Attack> {
         attack("another node", "-MOVED 7 127.0.0.1:1\r\n", Then::Silence),
         attack("a proper reply and more", &format!("{HELD}garbage"), Then::Silence),
         attack("a proper reply for ever", "", Then::Pour(HELD)),
-        attack("replies to what was not asked yet", &[HELLO, HELD, HELD].concat(), Then::Silence),
+        attack("proper replies to what was not asked yet", &[HELLO, HELD, HELD].concat(), Then::Silence),
+        attack("a proper reply with a huge holder", &huge_holder, Then::Silence),
         attack("nothing", "", Then::Silence),
         attack("one byte now and then", "", Then::Trickle("+", slow)),
         attack("a push now and then", "", Then::Trickle(">1\r\n+x\r\n", slow)),
@@ -101,13 +106,19 @@ fn endure(attack: &Attack, stage: Stage) {
             assert_eq!(elector.status().counters.promotions, 0, "{what}");
         }
     }
+    let speaks = matches!(stage, Stage::Accepted | Stage::Greeting | Stage::Operation);
+    if speaks && !attack.name.contains("proper") {
+        eventually(CAP, || match elector.status().counters.errors {
+            0 => Err(format!("{what}: no error was told")),
+            errors => Ok(errors),
+        });
+    }
     let asked = Instant::now();
     let answer = elector.current_leader();
     // It may wait for an operation that is under way.
     assert!(asked.elapsed() <= CALL_LIMIT * 2 + WAKING, "{what}: {:?} {answer:?}", asked.elapsed());
     if let Err(error) = answer {
         assert_ne!(error.kind(), ErrorKind::Dead, "{what}: {error}");
-        assert!(error.to_chain().len() < 8_000, "{what}: an error of {} bytes", error.to_chain().len());
     }
     let status = elector.status();
     let stopped = Instant::now();
@@ -130,7 +141,14 @@ fn endure(attack: &Attack, stage: Stage) {
         server.commands(),
         server.bytes()
     );
-    drop(unread);
+    for event in unread.try_iter() {
+        let length = match event {
+            Event::Error(error) => error.to_chain().len(),
+            Event::LeaderChanged(Some(leader)) => leader.id.len(),
+            _ => 0,
+        };
+        assert!(length < LONGEST_TEXT, "{what}: {length} bytes are kept of one event");
+    }
 }
 
 #[test]
