@@ -58,7 +58,7 @@ fn leaf() -> impl Strategy<Value = Value> {
     let format = prop_oneof![
         Just(VerbatimFormat::Text),
         Just(VerbatimFormat::Markdown),
-        "[a-z]{3}".prop_map(VerbatimFormat::Unknown)
+        "[0-9][a-z]{2}".prop_map(VerbatimFormat::Unknown)
     ];
     prop_oneof![
         Just(Value::Okay),
