@@ -98,3 +98,8 @@ pub struct Readme;
 #[cfg(test)]
 #[path = "../tests/support/server.rs"]
 mod server;
+
+// How often the properties of the unit tests are tried.
+#[cfg(test)]
+#[path = "../tests/support/cases.rs"]
+mod cases;

@@ -18,6 +18,8 @@
 mod answers;
 mod leaving;
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod tests;
 
 use std::time::Duration;

@@ -3,7 +3,9 @@
 #![allow(dead_code, unused_imports, reason = "a harness offers what the next test needs, too")]
 
 pub(crate) mod campaign;
+pub(crate) mod cases;
 pub(crate) mod history;
+pub(crate) mod hostile;
 pub(crate) mod own_process;
 pub(crate) mod process;
 pub(crate) mod proxy;

@@ -12,6 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
@@ -36,6 +38,8 @@ pub(crate) enum Flow {
     Trickle(Duration),
     /// Thrown away.
     Discard,
+    /// Forwarded at once, a part of the chunks changed: by the random numbers that follow from this seed.
+    Mangle(u64),
 }
 
 /// What has come through, or was kept from it.
@@ -96,6 +100,7 @@ impl Proxy {
             settings: Settings::default(),
             connections: Vec::new(),
             traffic: Traffic::default(),
+            mangler: None,
         };
         let thread = thread::Builder::new()
             .name("fault-proxy".to_owned())
@@ -144,6 +149,11 @@ impl Proxy {
     /// Commands arrive at once, their replies byte by byte.
     pub(crate) fn trickle_replies(&self, every: Duration) {
         self.set(Flow::Pass, Flow::Trickle(every));
+    }
+
+    /// Commands arrive as they are, of their replies some with bytes changed, lost, doubled or put in.
+    pub(crate) fn mangle_replies(&self, seed: u64) {
+        self.set(Flow::Pass, Flow::Mangle(seed));
     }
 
     /// Sets both directions.
@@ -278,6 +288,8 @@ struct Pump {
     settings: Settings,
     connections: Vec<Connection>,
     traffic: Traffic,
+    /// The random numbers of a flow to the clients that mangles.
+    mangler: Option<(u64, StdRng)>,
 }
 
 impl Pump {
@@ -315,6 +327,11 @@ impl Pump {
             Some(End::Close) => self.connections.drain(..).for_each(Connection::close),
             None => {}
         }
+        self.mangler = match (self.settings.to_client, self.mangler.take()) {
+            (Flow::Mangle(seed), Some(mangler)) if mangler.0 == seed => Some(mangler),
+            (Flow::Mangle(seed), _) => Some((seed, StdRng::seed_from_u64(seed))),
+            _ => None,
+        };
         if self.settings.refuse {
             self.unlisten();
         } else if self.listener.is_none() {
@@ -388,7 +405,8 @@ impl Pump {
             while matches!(self.woken.read(&mut [0; 64]), Ok(1..)) {}
         }
         for (&(index, side), _) in sides.iter().zip(&ready[first..]).filter(|(_, ready)| **ready) {
-            self.connections[index].take(side, &mut self.traffic);
+            let mangler = self.mangler.as_mut().filter(|_| matches!(side, Side::Server));
+            self.connections[index].take(side, &mut self.traffic, mangler.map(|(_, random)| random));
         }
         if first == 2 && ready[1] {
             self.accept();
@@ -435,7 +453,7 @@ enum Side {
 
 impl Connection {
     /// Takes what a socket has: bytes, its end, or the outcome of the connect.
-    fn take(&mut self, side: Side, traffic: &mut Traffic) {
+    fn take(&mut self, side: Side, traffic: &mut Traffic, mangler: Option<&mut StdRng>) {
         let (stream, pipe, count) = match side {
             Side::Client => (&self.client, &mut self.to_server, &mut traffic.to_server),
             Side::Server => (&self.server, &mut self.to_client, &mut traffic.to_client),
@@ -459,7 +477,11 @@ impl Connection {
         match read {
             Ok(0) => pipe.end = Some((now, End::Close)),
             Ok(length) => {
-                pipe.chunks.push_back((now, buffer[..length].iter().copied().collect()));
+                let mut chunk = buffer[..length].to_vec();
+                if let Some(random) = mangler {
+                    mangle(&mut chunk, random);
+                }
+                pipe.chunks.push_back((now, chunk.into()));
                 count.bytes += length as u64;
                 count.chunks += 1;
                 if matches!(side, Side::Client) {
@@ -502,7 +524,7 @@ impl Pipe {
                 Flow::Hold => return None,
                 Flow::Delay(delay) => (*arrived + delay, bytes.len()),
                 Flow::Trickle(every) => ((*arrived).max(self.sent.unwrap_or(*arrived)) + every, 1),
-                Flow::Pass | Flow::Discard => (now, bytes.len()),
+                Flow::Pass | Flow::Discard | Flow::Mangle(_) => (now, bytes.len()),
             };
             if due > now {
                 return Some(due);
@@ -555,6 +577,23 @@ impl Pipe {
                 self.end.get_or_insert((now, End::Reset));
             }
         }
+    }
+}
+
+/// Bytes that mean something in a reply.
+const MEANT: &[u8] = b"\r\n$*:>-_09x";
+
+/// Leaves three of four chunks as they are, for a conversation is to go on for a while.
+fn mangle(chunk: &mut Vec<u8>, random: &mut StdRng) {
+    let (one, other) = (random.random_range(0..chunk.len()), random.random_range(0..chunk.len()));
+    let (from, to) = (one.min(other), one.max(other) + 1);
+    match random.random_range(0..20) {
+        0 => chunk[one] = random.random(),
+        1 => chunk[one] ^= 1 << random.random_range(0..8),
+        2 => drop(chunk.drain(from..to)),
+        3 => drop(chunk.splice(from..from, chunk[from..to].to_vec())),
+        4 => chunk.insert(one, MEANT[random.random_range(0..MEANT.len())]),
+        _ => {}
     }
 }
 

@@ -3,6 +3,7 @@
 mod faults;
 mod group;
 mod handover;
+mod hostile;
 mod lead_work;
 mod slow_network;
 mod stop;

@@ -7,6 +7,9 @@ use taskrunner::election::RenewError;
 
 use crate::lines::Format;
 
+#[cfg(test)]
+mod properties;
+
 /// Leader election on Redis: of all instances of a group, one leads
 #[derive(Parser)]
 #[command(name = "taskrunner", version, arg_required_else_help = true, disable_help_subcommand = true)]

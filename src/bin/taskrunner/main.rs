@@ -82,3 +82,8 @@ fn complain(message: &str, status: u8) -> ExitCode {
     writeln!(io::stderr(), "taskrunner: {}", lines::one_line(message)).ok();
     ExitCode::from(status)
 }
+
+// How often the properties of the unit tests are tried.
+#[cfg(test)]
+#[path = "../../../tests/support/cases.rs"]
+mod cases;

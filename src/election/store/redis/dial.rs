@@ -67,7 +67,11 @@ impl Dialer {
     }
 
     /// Logs in, chooses the database and makes sure of the role, in one round trip as a rule.
-    fn shake_hands(&mut self, mut wire: Wire, patience: &Patience<'_>) -> Result<Wire, StoreError> {
+    pub(super) fn shake_hands(
+        &mut self,
+        mut wire: Wire,
+        patience: &Patience<'_>,
+    ) -> Result<Wire, StoreError> {
         let select = (self.target.database != 0).then(|| cmd("SELECT").arg(self.target.database).take());
         let first: Vec<_> = [Some(self.hello())].into_iter().chain([select.clone()]).flatten().collect();
         let mut replies = self.exchange(&mut wire, &first, patience)?.into_iter();
@@ -174,7 +178,7 @@ impl Dialer {
             "sentinel" => Err(self.is_a_sentinel()),
             role => Err(self.not_sent(
                 Class::WrongNode,
-                &format!("is a {role}, which keeps no lease; connect to its primary"),
+                &format!("is a {}, which keeps no lease; connect to its primary", fault::shortened(role)),
             )),
         }
     }

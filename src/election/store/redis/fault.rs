@@ -1,8 +1,13 @@
 //! What an error reply means: by its code, and by its text where the code does not tell.
 
+use std::borrow::Cow;
+
 use redis::ServerError;
 
 use crate::election::store::Class;
+
+/// The most characters of a text from the server that are kept. Those of its own errors are below 600.
+const LONGEST_TEXT: usize = 1000;
 
 /// The codes that tell, whether they stand at the reply's beginning or, raised inside a script on
 /// Redis 6.2, as `-NAME` or `NAME` somewhere in its text.
@@ -86,7 +91,17 @@ fn class_of_code(code: &str) -> Option<Class> {
 /// where that was AUTH or HELLO.
 fn shown(code: &str, details: &str) -> String {
     let details = details.split(", with args beginning with").next().unwrap_or_default();
-    if details.is_empty() { code.to_owned() } else { format!("{code} {details}") }
+    let text = if details.is_empty() { code.to_owned() } else { format!("{code} {details}") };
+    shortened(&text).into_owned()
+}
+
+/// A text from the server as it is told: no longer than anybody reads. Listeners that are behind may keep
+/// hundreds of them.
+pub(super) fn shortened(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(LONGEST_TEXT) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
+    }
 }
 
 #[cfg(test)]
@@ -228,6 +243,18 @@ mod tests {
             let shown = classify(&error(text)).1;
             assert!(shown.contains("AUTH") && !shown.contains("hunter2"), "{shown}");
         }
+    }
+
+    #[test]
+    fn a_text_that_nobody_reads_to_its_end_is_cut() {
+        let long = "ü".repeat(20_000);
+        for text in [format!("ERR {long}"), long.clone(), format!("WRONGTYPE {long}")] {
+            let shown = classify(&error(&text)).1;
+            assert!(text.starts_with(shown.strip_suffix('…').expect("it is cut")), "{shown}");
+            assert!(shown.len() < 4 * LONGEST_TEXT, "{} bytes", shown.len());
+        }
+        let whole = "x".repeat(LONGEST_TEXT);
+        assert_eq!(shortened(&whole), whole);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! The `redis` crate parses a reply from a reader that blocks until it has all of it. Ours must wait
 //! with a deadline instead, so the end of the reply is found first and the complete bytes are parsed.
 
+use redis::Value;
+
 /// The longest reply that is read. The longest of ours is an error's text; whatever is longer is not
 /// an answer to what was asked.
 pub(super) const LONGEST_REPLY: usize = 64 * 1024;
@@ -10,8 +12,49 @@ pub(super) const LONGEST_REPLY: usize = 64 * 1024;
 /// The shortest value there is, `_\r\n`: a count of more values than could fit is refused at once.
 const SHORTEST_VALUE: usize = 3;
 
-/// The most digits of a length, with its sign and line end: none within the limit is longer.
-const LONGEST_LENGTH: usize = 8;
+/// The most digits of a length: none within the limit needs more.
+const LONGEST_LENGTH: usize = 6;
+
+const TOO_LONG: &str = "a reply longer than 64 KiB";
+const TOO_LARGE: &str = "a length above the limit";
+
+/// The bytes that have come over a connection and are not used yet.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    bytes: Vec<u8>,
+    scanner: Scanner,
+}
+
+impl Inbox {
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// How many bytes are kept.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Takes the next value out; none while it is incomplete. What it depends on is which bytes have come,
+    /// not how they were split.
+    ///
+    /// An error says what came instead of a value. Nothing after it can be made sense of.
+    pub(super) fn take(&mut self) -> Result<Option<Value>, &'static str> {
+        let Some(length) = self.scanner.scan(&self.bytes)? else { return Ok(None) };
+        self.scanner = Scanner::default();
+        let value = redis::parse_redis_value(&self.bytes[..length]).map_err(|_| "a malformed reply")?;
+        self.bytes.drain(..length);
+        Ok(Some(match value {
+            Value::Attribute { data, .. } => *data,
+            value => value,
+        }))
+    }
+}
 
 /// Finds the end of one RESP2 or RESP3 value, however deep, without recursion.
 ///
@@ -37,11 +80,19 @@ impl Scanner {
     ///
     /// An error says why these bytes begin no value that is read here.
     pub(super) fn scan(&mut self, bytes: &[u8]) -> Result<Option<usize>, &'static str> {
+        // What has come beyond the limit is not looked at, for it would not be there in smaller reads.
+        match self.scan_within(&bytes[..bytes.len().min(LONGEST_REPLY)])? {
+            None if bytes.len() > LONGEST_REPLY => Err(TOO_LONG),
+            end => Ok(end),
+        }
+    }
+
+    fn scan_within(&mut self, bytes: &[u8]) -> Result<Option<usize>, &'static str> {
         while self.pending > 0 {
-            let Some(&kind) = bytes.get(self.at) else { return incomplete(bytes) };
+            let Some(&kind) = bytes.get(self.at) else { return Ok(None) };
             let aggregate = match kind {
                 b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => {
-                    let Some(line) = self.line(bytes) else { return incomplete(bytes) };
+                    let Some(line) = self.line(bytes) else { return Ok(None) };
                     self.value_ends(self.at + 1 + line.len() + 2);
                     continue;
                 }
@@ -50,9 +101,10 @@ impl Scanner {
                 _ => return Err("a reply of no known type"),
             };
             let Some(line) = self.line(bytes) else {
-                // A length that goes on and on is refused before the limit of the whole reply.
+                // A length that goes on and on is refused as soon as it is too long: its type and the first
+                // half of its line end are no digits.
                 let begun = bytes.len() - self.at;
-                return if begun > LONGEST_LENGTH { Err("a malformed length") } else { incomplete(bytes) };
+                return if begun > LONGEST_LENGTH + 2 { Err(TOO_LARGE) } else { Ok(None) };
             };
             let body = self.at + 1 + line.len() + 2;
             let Some(length) = parse_length(kind, line)? else {
@@ -72,11 +124,11 @@ impl Scanner {
                 match bytes.get(end..end + 2) {
                     Some(b"\r\n") => self.value_ends(end + 2),
                     Some(_) => return Err("a string without its end"),
-                    None => return incomplete(bytes),
+                    None => return Ok(None),
                 }
             }
         }
-        if self.at > LONGEST_REPLY { Err(TOO_LONG) } else { Ok(Some(self.at)) }
+        Ok(Some(self.at))
     }
 
     /// What stands between the type byte at `at` and the end of its line, if that has come.
@@ -99,22 +151,19 @@ impl Scanner {
     }
 }
 
-const TOO_LONG: &str = "a reply longer than 64 KiB";
-
-fn incomplete(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
-    if bytes.len() > LONGEST_REPLY { Err(TOO_LONG) } else { Ok(None) }
-}
-
 /// The length of a string or the count of an aggregate; none for the two nils of RESP2.
 fn parse_length(kind: u8, line: &[u8]) -> Result<Option<usize>, &'static str> {
     if line == b"-1" && matches!(kind, b'$' | b'*') {
         return Ok(None);
     }
+    if line.len() > LONGEST_LENGTH {
+        return Err(TOO_LARGE);
+    }
     if line.is_empty() || !line.iter().all(u8::is_ascii_digit) {
         return Err("a malformed length");
     }
     let digits = std::str::from_utf8(line).ok().and_then(|digits| digits.parse::<usize>().ok());
-    digits.filter(|length| *length <= LONGEST_REPLY).map(Some).ok_or("a length above the limit")
+    digits.filter(|length| *length <= LONGEST_REPLY).map(Some).ok_or(TOO_LARGE)
 }
 
 #[cfg(test)]
@@ -192,6 +241,8 @@ mod tests {
             b"$\r\n",
             b"$+5\r\n",
             b"$99999999999999999999999",
+            // As long as that, though it says 5: it must not depend on where a read ends.
+            b"$00000005\r\nabcde\r\n",
             b"$1048576\r\n",
             b"$3\r\nabcde",
             b"!-1\r\n",

@@ -76,7 +76,7 @@ impl Listener for RedisListener {
         loop {
             match wire.receive_any(&patience) {
                 Ok(value) => {
-                    if let Some(wake) = wake(&value) {
+                    if let Some(wake) = wake(&value, groups) {
                         self.wire = Some(wire);
                         return Ok(wake);
                     }
@@ -107,16 +107,17 @@ impl Listener for RedisListener {
     }
 }
 
-/// The wake that a message tells of.
-fn wake(value: &Value) -> Option<Heard> {
+/// The wake that a message tells of, if it is for one of these groups.
+pub(super) fn wake(value: &Value, groups: &[Group]) -> Option<Heard> {
     let data = match value {
         Value::Push { kind: PushKind::Message, data } => &data[..],
         Value::Array(items) if text(items.first()) == Some("message") => &items[1..],
         _ => return None,
     };
-    let lease = text(data.first())?.strip_suffix(CHANNEL)?.to_owned();
+    let lease = text(data.first())?.strip_suffix(CHANNEL)?;
+    let group = groups.iter().find(|group| group.lease() == lease)?;
     let token = parse_token(text(data.get(1))?)?;
-    Some(Heard::Wake { lease, token })
+    Some(Heard::Wake { lease: group.lease().to_owned(), token })
 }
 
 fn text(value: Option<&Value>) -> Option<&str> {

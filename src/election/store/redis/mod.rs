@@ -7,6 +7,8 @@ mod dial;
 mod fault;
 mod frame;
 mod listener;
+#[cfg(test)]
+mod properties;
 mod resolve;
 mod script;
 mod session;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 
+use super::fault::shortened;
 use crate::election::key::InstanceId;
 use crate::election::store::{Action, Answer, Holding, Operation};
 use crate::election::term::parse_token;
@@ -41,8 +42,10 @@ pub(super) fn answer(operation: &Operation, reply: &Value) -> Option<Answer> {
     let Value::Array(items) = reply else { return None };
     let (word, rest) = items.split_first()?;
     match (operation.action, text(word)?, rest) {
-        (Action::Acquire { .. }, "won", [token, time]) => {
-            let (token, time) = (parse_token(text(token)?)?, text(time)?.parse::<u64>().ok()?);
+        (Action::Acquire { floor, .. }, "won", [token, time]) => {
+            let (token, time) = (parse_token(text(token)?)?, parse_token(text(time)?)?);
+            // The script never gives one that this instance has seen, whatever the server has lost.
+            (token > floor).then_some(())?;
             Some(Answer::Won { token, ahead: Duration::from_micros(token.saturating_sub(time)) })
         }
         (Action::Acquire { .. }, "ghost", []) => Some(Answer::Ghost),
@@ -54,9 +57,13 @@ pub(super) fn answer(operation: &Operation, reply: &Value) -> Option<Answer> {
         (Action::Renew { .. } | Action::Release { .. } | Action::Look, "vacant", []) => Some(Answer::Vacant),
         (_, "held", [holder, left, token]) => {
             let Value::BulkString(holder) = holder else { return None };
+            // Whatever somebody else wrote there: only our own id needs to be told exactly.
+            let holder = match holder == operation.id.as_str().as_bytes() {
+                true => operation.id.clone(),
+                false => InstanceId::from(&*shortened(&String::from_utf8_lossy(holder))),
+            };
             Some(Answer::Held(Holding {
-                // Whatever somebody else wrote there: only our own ids need to be told exactly.
-                holder: InstanceId::from(&*String::from_utf8_lossy(holder)),
+                holder,
                 // A field that is no token is as good as none. It is empty for a Go instance.
                 token: text(token).and_then(parse_token),
                 remaining: remaining(left)?,
@@ -185,6 +192,10 @@ mod tests {
             (ACQUIRES, "*2\r\n$3\r\nwon\r\n$2\r\n42\r\n"),
             (ACQUIRES, "*3\r\n$3\r\nwon\r\n:42\r\n:42\r\n"),
             (ACQUIRES, "*3\r\n$3\r\nwon\r\n$16\r\n9007199254740991\r\n$2\r\n42\r\n"),
+            (ACQUIRES, "*3\r\n$3\r\nwon\r\n$2\r\n42\r\n$3\r\n+42\r\n"),
+            // Not above the floor.
+            (ACQUIRES, "*3\r\n$3\r\nwon\r\n$2\r\n41\r\n$2\r\n41\r\n"),
+            (ACQUIRES, "*3\r\n$3\r\nwon\r\n$1\r\n0\r\n$2\r\n42\r\n"),
             (ACQUIRES, "*1\r\n$6\r\nvacant\r\n"),
             (ACQUIRES, "*1\r\n$8\r\nreleased\r\n"),
             (RENEWS, "*1\r\n$5\r\nghost\r\n"),
@@ -231,6 +242,21 @@ mod tests {
             for action in [ACQUIRES, RENEWS, RELEASES, Action::Look] {
                 assert_eq!(read(action, reply), None, "{action:?} {reply:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_holder_of_any_length_is_told_in_part_and_the_own_id_is_known_by_all_of_it() {
+        let long = "x".repeat(30_000);
+        let id = InstanceId::from(&*long);
+        for (holder, is_own) in [(long.clone(), true), (format!("{long}y"), false), ("x".into(), false)] {
+            let operation = Operation { id: id.clone(), ..operation(Action::Look) };
+            let words = [Value::BulkString(b"held".to_vec()), Value::BulkString(holder.into())];
+            let rest = [Value::Int(5), Value::BulkString(Vec::new())];
+            let reply = Value::Array(words.into_iter().chain(rest).collect());
+            let Some(Answer::Held(holding)) = answer(&operation, &reply) else { panic!("it is held") };
+            assert_eq!(holding.holder == id, is_own);
+            assert!(is_own || holding.holder.as_str().len() < 2_000);
         }
     }
 }

@@ -31,6 +31,10 @@ impl Target {
         if url.is_empty() {
             return Err(bad("is empty"));
         }
+        if url.contains(char::is_control) {
+            // Some of them would be left out in silence, of a password too.
+            return Err(bad("has a control character in it, which must be percent-encoded"));
+        }
         let Some((scheme, rest)) = url.split_once("://") else { return Err(bad("has no scheme")) };
         // Up to the path; what stands before the last @ is user and password.
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -75,6 +79,7 @@ impl Target {
             bad("cannot be parsed; special characters in user and password must be percent-encoded, and a database is a number")
         })?;
         let address = match info.addr() {
+            ConnectionAddr::Tcp(_, 0) => return Err(bad("names the port 0, on which no server listens")),
             ConnectionAddr::Tcp(host, port) => Address::Tcp { host: host.clone(), port: *port },
             ConnectionAddr::Unix(path) if path.file_name().is_none() => {
                 return Err(bad("names no socket path"));
@@ -90,8 +95,11 @@ impl Target {
         // A user without a password may log in with any; the empty one is what the command wants then.
         let password =
             settings.password().map(str::to_owned).or_else(|| username.as_ref().map(|_| String::new()));
+        // Servers read it as an i32.
         let database = u32::try_from(settings.db())
-            .map_err(|_| bad("has a database number that is negative or too large"))?;
+            .ok()
+            .filter(|database| i32::try_from(*database).is_ok())
+            .ok_or_else(|| bad("has a database number that is negative or too large"))?;
         Ok(Self { address, username, password, database })
     }
 }
@@ -191,10 +199,14 @@ mod tests {
             ("redis://u:hunter2@:6379", "no host"),
             ("redis://u:hunter2@h/-1", "negative"),
             ("redis://u:hunter2@h/99999999999", "too large"),
+            ("redis://u:hunter2@h/2147483648", "too large"),
+            ("redis://u:hunter2@h:0", "port 0"),
             ("redis://u:hunter2@h/x", "cannot be parsed"),
             ("redis://u:hunter2@h:port", "cannot be parsed"),
             ("redis://u:hun/ter2@h", "cannot be parsed"),
             ("redis://u:hunter2%ff@h", "cannot be parsed"),
+            ("redis://u:hunter2\tx@h", "control character"),
+            ("unix:///run/s?pass=hunter2\nx", "control character"),
             ("redis://u:hunter2@h?protocol=hunter2", "parameters after a question mark"),
             ("redis://u:hunter2@h?db=3", "parameters after a question mark"),
             ("redis://u:hunter2@h/0?", "parameters after a question mark"),

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 
-use super::frame::Scanner;
+use super::frame::Inbox;
 use crate::election::clock::Instant;
 use crate::election::store::budget::{BellEnd, Budget};
 
@@ -129,7 +129,7 @@ impl<'a> Patience<'a> {
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: OwnedFd,
-    inbox: Vec<u8>,
+    inbox: Inbox,
     writes: usize,
 }
 
@@ -173,8 +173,9 @@ impl Wire {
         }
     }
 
-    fn new(socket: OwnedFd) -> Self {
-        Self { socket, inbox: Vec::new(), writes: 0 }
+    /// A connection over a socket that is connected and does not block.
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self { socket, inbox: Inbox::default(), writes: 0 }
     }
 
     /// How many writes were made on this connection.
@@ -220,21 +221,13 @@ impl Wire {
 
     /// The next value, whether it was asked for or pushed.
     pub(super) fn receive_any(&mut self, patience: &Patience<'_>) -> Result<Value, Broken> {
-        let mut scanner = Scanner::default();
         loop {
-            if let Some(length) = scanner.scan(&self.inbox).map_err(Broken::Garbage)? {
-                let value = redis::parse_redis_value(&self.inbox[..length])
-                    .map_err(|_| Broken::Garbage("a malformed reply"))?;
-                self.inbox.drain(..length);
-                return Ok(match value {
-                    Value::Attribute { data, .. } => *data,
-                    value => value,
-                });
-            } else {
-                // Waiting first also bounds a server that sends without end.
-                patience.readable(&self.socket)?;
-                self.read()?;
+            if let Some(value) = self.inbox.take().map_err(Broken::Garbage)? {
+                return Ok(value);
             }
+            // Waiting first also bounds a server that sends without end.
+            patience.readable(&self.socket)?;
+            self.read()?;
         }
     }
 
@@ -243,7 +236,7 @@ impl Wire {
         match net::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
             Ok((0, _)) => Err(Broken::Closed),
             Ok((count, _)) => {
-                self.inbox.extend_from_slice(&buffer[..count]);
+                self.inbox.add(&buffer[..count]);
                 Ok(())
             }
             // Ready, and then not: the caller waits again.
