@@ -47,11 +47,11 @@ impl Instant {
 
     /// The wall clock's time at this instant, as far as the wall clock was not set since.
     ///
-    /// The wall clock is read after this one, so the answer is late by the moment between, never early.
+    /// The wall clock is read after this one, so the answer is late by the moment between, never early. A thread
+    /// that loses its processor in that moment reads them again, a few times at most.
     #[must_use]
     pub fn to_system_time(self) -> SystemTime {
-        let now = Self::now();
-        let wall = SystemTime::now();
+        let (now, wall) = both_clocks();
         let shifted = match self.0.checked_sub(now.0) {
             Some(ahead) => wall.checked_add(ahead),
             None => wall.checked_sub(now.0 - self.0),
@@ -79,6 +79,27 @@ impl Instant {
     pub(crate) const fn from_millis(millis: u64) -> Self {
         Self(Duration::from_millis(millis))
     }
+}
+
+/// Two readings this close to each other are of one moment.
+const ONE_MOMENT: Duration = Duration::from_micros(20);
+/// How often the clocks are read for that. What is nearest by then has to do.
+const READINGS: usize = 5;
+
+/// This clock, and the wall clock right after it.
+fn both_clocks() -> (Instant, SystemTime) {
+    let read = || {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        (now.elapsed(), now, wall)
+    };
+    let mut nearest = read();
+    for _ in 1..READINGS {
+        if nearest.0 <= ONE_MOMENT {
+            break;
+        }
+        nearest = nearest.min(read());
+    }
+    (nearest.1, nearest.2)
 }
 
 impl Add<Duration> for Instant {
