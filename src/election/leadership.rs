@@ -1,10 +1,14 @@
 //! The proof of leadership: a token, and a deadline that is compared with the clock at each call.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(loom))]
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+#[cfg(loom)]
+use loom::sync::{Condvar, Mutex, MutexGuard};
 
 use super::clock::Instant;
 use super::driver::Commands;
@@ -105,7 +109,8 @@ impl fmt::Debug for Leadership {
 /// elector has ended.
 ///
 /// The clock is read under the lock by every reader and by the one writer. So once a reader has seen
-/// a term's deadline pass, no extension brings the term back.
+/// a term's deadline pass, no extension brings the term back. `loom_models` asserts this, and the rest of
+/// what is promised here, in every interleaving of threads.
 pub(crate) struct Standing {
     state: Mutex<State>,
     changed: Condvar,
@@ -287,6 +292,9 @@ impl fmt::Debug for Standing {
         f.debug_struct("Standing").field("token", &token).field("ended", &ended).finish()
     }
 }
+
+#[cfg(all(test, loom))]
+pub(super) mod loom_models;
 
 #[cfg(test)]
 mod tests {
