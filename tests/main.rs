@@ -12,5 +12,7 @@ mod harness;
 mod interop;
 mod listeners;
 mod logging;
+mod resources;
+mod stress;
 mod timing;
 mod wakes;
