@@ -35,13 +35,13 @@ const fn at(seconds: u64) -> Instant {
 
 /// Runs the model in every interleaving, and says how many there were.
 fn explore(model: &'static str, body: impl Fn() + Send + Sync + 'static) {
-    static EXPLORED: AtomicUsize = AtomicUsize::new(0);
-    let before = EXPLORED.load(Ordering::Relaxed);
+    let explored = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&explored);
     loom::model(move || {
-        EXPLORED.fetch_add(1, Ordering::Relaxed);
+        count.fetch_add(1, Ordering::Relaxed);
         body();
     });
-    eprintln!("{model}: {} interleavings", EXPLORED.load(Ordering::Relaxed) - before);
+    eprintln!("{model}: {} interleavings", explored.load(Ordering::Relaxed));
 }
 
 /// Something that a thread of the model has seen or done, noted in the order in which it happened. Loom knows
