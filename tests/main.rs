@@ -14,5 +14,7 @@ mod interop;
 mod listeners;
 mod logging;
 mod regressions;
+mod resources;
+mod stress;
 mod timing;
 mod wakes;

@@ -211,13 +211,15 @@ fn a_wake_for_another_group_wakes_nobody_here() {
     let ((ours, follower), (theirs, other)) = (pair("ours"), pair("theirs"));
     theirs.stop().expect("the server answers");
     leads(&other);
+    // One at the start, and one when wakes are first heard.
+    const OWN: u64 = 2;
     let counters = follower.status().counters;
-    assert_eq!((counters.wakes, counters.attempts), (0, 1));
+    assert!(counters.wakes == 0 && counters.attempts <= OWN, "{counters:?}");
     ours.stop().expect("the server answers");
     leads(&follower);
     let counters = follower.status().counters;
     // Had it heard the other one late, it would have counted it by now: the connection keeps the order.
-    assert_eq!((counters.wakes, counters.attempts), (1, 2));
+    assert!(counters.wakes == 1 && counters.attempts <= OWN + 1, "{counters:?}");
 }
 
 #[test]
@@ -243,14 +245,14 @@ fn what_anybody_publishes_on_the_channel_costs_an_attempt_at_most_and_never_rais
     }
     publish(HUGE);
     eventually(CAP, || match follower.status().counters {
-        counters if (counters.wakes, counters.attempts) == (1, 2) => Ok(()),
+        counters if matches!((counters.wakes, counters.attempts), (1, 2 | 3)) => Ok(()),
         counters => Err(counters),
     });
     assert!(leader.is_leader(), "the leader has nothing to do with it");
     // The leader's own token says nothing that a follower of it does not know, and is no harm.
     publish(&first.to_string());
     eventually(CAP, || match follower.status().counters {
-        counters if (counters.wakes, counters.attempts) == (2, 3) => Ok(()),
+        counters if matches!((counters.wakes, counters.attempts), (2, 3 | 4)) => Ok(()),
         counters => Err(counters),
     });
     leader.stop().expect("the server answers");

@@ -4,7 +4,12 @@ use std::fmt;
 use std::ops::Add;
 use std::time::{Duration, SystemTime};
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
+#[cfg(not(all(test, loom)))]
+use rustix::time::clock_gettime;
+
+#[cfg(all(test, loom))]
+use super::leadership::loom_models::clock_gettime;
 
 /// CLOCK_BOOTTIME goes on during a suspend, as the lease's expiry does; CLOCK_MONOTONIC does not.
 #[cfg(target_os = "linux")]

@@ -7,6 +7,7 @@
 
 mod election;
 mod hooks;
+mod inbox;
 mod io;
 mod lead;
 mod outlets;
@@ -32,6 +33,7 @@ use super::event::Event;
 use super::leadership::Standing;
 use super::status::Inspection;
 use super::store::{Answer, Listener, Session, StoreError};
+use inbox::{Inbox, inbox};
 use schedule::Schedule;
 use wake::Wakes;
 
@@ -117,7 +119,7 @@ impl Drop for Subscriber {
 /// The way from a user to one election.
 #[derive(Clone)]
 pub(crate) struct Commands {
-    inbox: Sender<Message>,
+    inbox: Inbox<Message>,
     election: ElectionId,
 }
 
@@ -130,7 +132,7 @@ impl Commands {
 
     /// Sends a command that must not be lost, however long the driver is held up.
     ///
-    /// It cannot be for ever: a driver that ends drops its inbox before it waits for anybody.
+    /// It cannot be for ever: a driver that ends closes its inbox before it waits for anybody.
     pub(crate) fn send_surely(&self, command: Command) {
         // With the driver everything has ended.
         self.inbox.send(Message::Command(self.election, command)).ok();
@@ -145,14 +147,13 @@ impl Commands {
     /// Commands that reach no driver.
     #[cfg(test)]
     pub(crate) fn of_nobody() -> Self {
-        Self { inbox: bounded(0).0, election: 0 }
+        Self { inbox: inbox(1).0, election: 0 }
     }
 }
 
 /// The owner of a driver's threads.
-#[derive(Debug)]
 pub(crate) struct Driver {
-    inbox: Sender<Message>,
+    inbox: Inbox<Message>,
     /// Joins the others before it ends.
     thread: Thread,
 }
@@ -168,7 +169,7 @@ impl Driver {
         listener: Box<dyn Listener>,
     ) -> Result<Self, Error> {
         let bell = session.bell();
-        let (inbox, messages) = bounded(INBOX);
+        let (inbox, messages) = inbox(INBOX);
         let (batches, work) = bounded(1);
         let answers = inbox.clone();
         let io = Thread::spawn(owner, Place::Engine, "tr-io", move || io::run(session, &work, answers))?;

@@ -23,6 +23,8 @@ use super::store::{LeaseStore, Lookups};
 /// What the end of a call may take beside the waits that are counted: threads that are woken on a
 /// busy machine.
 const SLACK: Duration = Duration::from_millis(500);
+/// What a thread that has nothing left to do may take to end.
+const WAKING: Duration = Duration::from_millis(100);
 
 /// One instance of a group: it contends for the group's lease, and leads while it can prove that it
 /// holds it.
@@ -283,7 +285,9 @@ impl Elector {
         if !driver_left && let Some(driver) = running().driver.take() {
             driver.join();
         }
-        // A hook's own thread ends when the hook has returned.
+        // A hook's own thread ends after the driver, when the hook has returned: also where the driver has used
+        // all the time up, trying to release the lease, a thread that is in no hook is not counted.
+        let until = until.max(Instant::now() + WAKING);
         let hooks = running().hooks.as_ref().filter(|_| !by_hook).map(Thread::ended);
         let hooks_left = hooks.is_some_and(|hooks| !has_ended(hooks, until));
         if !by_hook

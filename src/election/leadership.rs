@@ -1,10 +1,14 @@
 //! The proof of leadership: a token, and a deadline that is compared with the clock at each call.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(loom))]
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender, bounded};
+#[cfg(loom)]
+use loom::sync::{Condvar, Mutex, MutexGuard};
 
 use super::clock::Instant;
 use super::driver::Commands;
@@ -105,7 +109,8 @@ impl fmt::Debug for Leadership {
 /// elector has ended.
 ///
 /// The clock is read under the lock by every reader and by the one writer. So once a reader has seen
-/// a term's deadline pass, no extension brings the term back.
+/// a term's deadline pass, no extension brings the term back. `loom_models` asserts this, and the rest of
+/// what is promised here, in every interleaving of threads.
 pub(crate) struct Standing {
     state: Mutex<State>,
     changed: Condvar,
@@ -123,15 +128,20 @@ struct Proof {
     token: u64,
     since: Instant,
     until: Instant,
-    lost: Receiver<()>,
+    /// The lost-signal, which fires when this sender is dropped: after the proof was taken out of the state.
+    lost: (Sender<()>, Receiver<()>),
+}
+
+impl Proof {
+    fn remaining(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
 }
 
 impl State {
     fn remaining(&self, token: u64) -> Duration {
-        match &self.term {
-            Some(term) if term.token == token => term.until.saturating_duration_since(Instant::now()),
-            _ => Duration::ZERO,
-        }
+        let term = self.term.as_ref().filter(|term| term.token == token);
+        term.map_or(Duration::ZERO, Proof::remaining)
     }
 
     fn leading(&self) -> Option<&Proof> {
@@ -178,21 +188,18 @@ impl Standing {
         }
     }
 
-    /// Begins a term. The receiver disconnects when the term ends.
-    pub(crate) fn begin(
-        self: &Arc<Self>,
-        token: u64,
-        sent_at: Instant,
-        until: Instant,
-        lost: Receiver<()>,
-    ) -> Leadership {
+    /// Begins a term. After the end of the elector it has ended as it begins: a driver that was held up for
+    /// so long that `stop()` went on without it may come here late.
+    pub(crate) fn begin(self: &Arc<Self>, token: u64, sent_at: Instant, until: Instant) -> Leadership {
         let mut state = self.lock();
         state.status.counters.promotions += 1;
         state.status.renewed_at = Some(sent_at);
-        let term = Proof { token, since: Instant::now(), until, lost };
+        let term = Proof { token, since: Instant::now(), until, lost: bounded(0) };
         let leadership = self.leadership_of(&term);
-        state.term = Some(term);
-        self.changed.notify_all();
+        if state.ended.is_none() {
+            state.term = Some(term);
+            self.changed.notify_all();
+        }
         leadership
     }
 
@@ -207,13 +214,15 @@ impl Standing {
         true
     }
 
-    /// Ends the term, and says from when on it was ended.
+    /// Ends the term, then fires the lost-signal, and says from when on the term was ended.
     pub(crate) fn end_term(&self) -> Instant {
         let mut state = self.lock();
         let now = Instant::now();
         state.status.counters.demotions += 1;
         state.status.role = Role::Leaving;
-        state.term.take().map_or(now, |term| term.until.min(now))
+        let term = state.term.take();
+        drop(state);
+        term.map_or(now, |term| term.until.min(now))
     }
 
     /// Notes something for the status.
@@ -229,10 +238,12 @@ impl Standing {
     pub(crate) fn status(&self) -> Status {
         let state = self.lock();
         let mut status = state.status.clone();
-        if let Some(term) = state.leading() {
+        // The clock is read once: who is told to lead is told for how long.
+        let term = state.term.as_ref().map(|term| (term.token, term.remaining()));
+        if let Some((token, remaining)) = term.filter(|(_, remaining)| !remaining.is_zero()) {
             status.role = Role::Leader;
-            status.token = Some(term.token);
-            status.remaining = state.remaining(term.token);
+            status.token = Some(token);
+            status.remaining = remaining;
         } else if state.ended.is_some() {
             status.role = Role::Stopped;
         }
@@ -242,9 +253,12 @@ impl Standing {
     /// Ends everything, once: nobody waits any more.
     pub(crate) fn end(&self, outcome: Result<(), Error>) {
         let mut state = self.lock();
-        state.term = None;
+        let term = state.term.take();
         state.ended.get_or_insert(outcome);
         self.changed.notify_all();
+        drop(state);
+        // The lost-signal fires.
+        drop(term);
     }
 
     /// Whether the elector has ended, otherwise than by the death of a thread.
@@ -258,7 +272,7 @@ impl Standing {
     }
 
     fn leadership_of(self: &Arc<Self>, term: &Proof) -> Leadership {
-        let (token, since, lost) = (term.token, term.since, term.lost.clone());
+        let (token, since, lost) = (term.token, term.since, term.lost.1.clone());
         Leadership { standing: Arc::clone(self), token, since, lost }
     }
 
@@ -279,6 +293,9 @@ impl fmt::Debug for Standing {
     }
 }
 
+#[cfg(all(test, loom))]
+pub(super) mod loom_models;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,8 +309,7 @@ mod tests {
     #[test]
     fn a_term_stands_until_its_deadline_without_anybody_ending_it() {
         let standing = standing();
-        let (sender, lost) = crossbeam_channel::bounded(0);
-        let leadership = standing.begin(7, Instant::now(), Instant::now() + HOUR, lost);
+        let leadership = standing.begin(7, Instant::now(), Instant::now() + HOUR);
         assert!(standing.is_leader() && leadership.is_valid());
         assert_eq!(leadership.token(), 7);
         leadership.check().expect("it stands");
@@ -305,27 +321,40 @@ mod tests {
         assert_eq!(leadership.remaining(), Duration::ZERO);
         let error = leadership.check().expect_err("it has ended");
         assert!(error.to_string().contains("token 7"), "{error}");
-        drop(sender);
     }
 
     #[test]
     fn no_extension_brings_back_a_term_whose_deadline_has_passed() {
         let standing = standing();
-        let (_sender, lost) = crossbeam_channel::bounded(0);
-        let leadership = standing.begin(7, Instant::now(), Instant::now(), lost);
+        let leadership = standing.begin(7, Instant::now(), Instant::now());
         assert!(!standing.extend(Instant::now(), Instant::now() + HOUR));
         assert!(!standing.is_leader() && !leadership.is_valid() && standing.leadership().is_none());
     }
 
     #[test]
+    fn the_end_of_the_elector_ends_its_term_and_no_term_begins_after_it() {
+        let standing = standing();
+        let first = standing.begin(7, Instant::now(), Instant::now() + HOUR);
+        assert!(first.lost().try_recv().is_err_and(|error| error.is_empty()));
+        standing.end(Ok(()));
+        // As by a driver that was held up, and then comes to an answer that it received long ago.
+        let second = standing.begin(8, Instant::now(), Instant::now() + HOUR);
+        assert!(!standing.is_leader() && standing.leadership().is_none());
+        for leadership in [first, second] {
+            assert!(!leadership.is_valid());
+            assert!(leadership.lost().try_recv().is_err_and(|error| error.is_disconnected()));
+        }
+        standing.wait(None).expect_err("stopped");
+    }
+
+    #[test]
     fn the_end_of_an_expired_term_is_its_deadline() {
         let standing = standing();
-        let (_sender, lost) = crossbeam_channel::bounded::<()>(0);
         let deadline = Instant::now();
-        standing.begin(7, Instant::now(), deadline, lost.clone());
+        standing.begin(7, Instant::now(), deadline);
         assert_eq!(standing.end_term(), deadline);
         let before = Instant::now();
-        standing.begin(8, Instant::now(), before + HOUR, lost);
+        standing.begin(8, Instant::now(), before + HOUR);
         let ended = standing.end_term();
         assert!(before <= ended && ended <= Instant::now());
     }
@@ -333,10 +362,9 @@ mod tests {
     #[test]
     fn an_earlier_leadership_does_not_become_valid_with_a_later_term() {
         let standing = standing();
-        let (_sender, lost) = crossbeam_channel::bounded::<()>(0);
-        let earlier = standing.begin(7, Instant::now(), Instant::now() + HOUR, lost.clone());
+        let earlier = standing.begin(7, Instant::now(), Instant::now() + HOUR);
         standing.end_term();
-        let later = standing.begin(8, Instant::now(), Instant::now() + HOUR, lost);
+        let later = standing.begin(8, Instant::now(), Instant::now() + HOUR);
         assert!(later.is_valid() && !earlier.is_valid());
     }
 
@@ -345,10 +373,9 @@ mod tests {
         let standing = standing();
         let timeout = standing.wait(Some(Duration::ZERO)).expect_err("nobody leads");
         assert_eq!(timeout.kind(), ErrorKind::Timeout);
-        let (_sender, lost) = crossbeam_channel::bounded(0);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| standing.wait(None));
-            standing.begin(7, Instant::now(), Instant::now() + HOUR, lost);
+            standing.begin(7, Instant::now(), Instant::now() + HOUR);
             assert_eq!(waiter.join().expect("no panic").expect("leads").token(), 7);
             standing.end_term();
             let waiter = scope.spawn(|| standing.wait(Some(Duration::MAX)));

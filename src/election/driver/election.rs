@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::Sender;
 
 use super::{Command, ElectionId, Lead, Outlets};
 use crate::election::clock::Instant;
@@ -26,8 +26,8 @@ pub(crate) struct Election {
     standing: Arc<Standing>,
     outlets: Outlets,
     lead: Lead,
-    /// The token of the present term, and the sender whose loss is its lost-signal.
-    term: Option<(u64, Sender<()>)>,
+    /// The token of the present term.
+    term: Option<u64>,
     /// Who waits for the way out of a term to be over.
     waiting: Vec<Sender<Result<(), Error>>>,
     /// Whether lead work runs, of this term or an earlier one.
@@ -141,7 +141,7 @@ impl Election {
                 Some(Input::StepDown { pause })
             }
             Command::EndTerm { token } => {
-                let stands = self.term.as_ref().is_some_and(|(term, _)| *term == token);
+                let stands = self.term == Some(token);
                 stands.then_some(Input::StepDown { pause: self.timing.wait })
             }
             Command::LeadBegan { token, granted } => self.lead_began(token, &granted),
@@ -168,7 +168,7 @@ impl Election {
 
     /// Lets lead work run on a thread of the user's, if the term stands and none runs.
     fn lead_began(&mut self, token: u64, granted: &Sender<Result<(), Error>>) -> Option<Input> {
-        let stands = self.term.as_ref().is_some_and(|(term, _)| *term == token) && self.standing.is_leader();
+        let stands = self.term == Some(token) && self.standing.is_leader();
         let answer = match stands {
             true if self.working => Err(Error::works_already(token)),
             true => Ok(()),
@@ -220,9 +220,8 @@ impl Election {
             }
             Output::Shorten { op, until } => orders.push(Order::Shorten { op, until }),
             Output::Promoted { token, until } => {
-                let (sender, lost) = bounded(0);
-                let leadership = self.standing.begin(token, self.timing.sent_at(until), until, lost);
-                self.term = Some((token, sender));
+                let leadership = self.standing.begin(token, self.timing.sent_at(until), until);
+                self.term = Some(token);
                 self.outlets.tell(&Event::Promoted(leadership.clone()));
                 log::info!("group {group:?}: promoted, token {token}");
                 // Who asked to step down while this attempt was under way has seen the pause go by.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 
-use super::Message;
+use super::{Inbox, Message};
 use crate::election::store::{Budget, Operation, Session};
 
 /// Operations that go to the store together.
@@ -14,7 +14,7 @@ pub(super) struct Batch {
 }
 
 /// Executes batches until their sender is lost.
-pub(super) fn run(mut session: Box<dyn Session>, batches: &Receiver<Batch>, answers: Sender<Message>) {
+pub(super) fn run(mut session: Box<dyn Session>, batches: &Receiver<Batch>, answers: Inbox<Message>) {
     let mut obituary = Obituary { answers, due: true };
     for batch in batches {
         let results = session.execute(&batch.operations, &batch.budget);
@@ -27,7 +27,7 @@ pub(super) fn run(mut session: Box<dyn Session>, batches: &Receiver<Batch>, answ
 
 /// Tells the driver when this thread ends by a panic.
 struct Obituary {
-    answers: Sender<Message>,
+    answers: Inbox<Message>,
     due: bool,
 }
 

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{RecvTimeoutError, Sender};
 
 use super::election::Order;
+use super::inbox::Messages;
 use super::io::Batch;
 use super::wake::Wakes;
 use super::{Command, Election, ElectionId, Message, Thread};
@@ -49,7 +50,7 @@ struct Flight {
 
 /// The machines of a driver, when each wants to be called, and the batch that is under way.
 pub(super) struct Schedule {
-    messages: Receiver<Message>,
+    messages: Messages<Message>,
     batches: Sender<Batch>,
     bell: Bell,
     wakes: Wakes,
@@ -66,7 +67,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new(messages: Receiver<Message>, batches: Sender<Batch>, bell: Bell, wakes: Wakes) -> Self {
+    pub(super) fn new(messages: Messages<Message>, batches: Sender<Batch>, bell: Bell, wakes: Wakes) -> Self {
         Self {
             messages,
             batches,

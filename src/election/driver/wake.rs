@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 
-use super::Message;
 use super::thread::{Owner, Place, Thread};
+use super::{Inbox, Message};
 use crate::election::clock::Instant;
 use crate::election::error::Error;
 use crate::election::key::Group;
@@ -43,7 +43,7 @@ impl Wakes {
     pub(super) fn start(
         owner: Owner,
         listener: Box<dyn Listener>,
-        inbox: Sender<Message>,
+        inbox: Inbox<Message>,
     ) -> Result<Self, Error> {
         let bell = listener.bell();
         let budget = Mutex::new(Arc::new(Budget::new(Instant::NEVER, &bell)));
@@ -116,7 +116,7 @@ struct Ear {
     listener: Box<dyn Listener>,
     waiting: Arc<Waiting>,
     orders: Receiver<Order>,
-    inbox: Sender<Message>,
+    inbox: Inbox<Message>,
     groups: Vec<Group>,
     /// The longest `wait` of these groups.
     wait: Duration,
@@ -219,7 +219,7 @@ impl Ear {
 }
 
 /// Tells the driver when the thread has panicked: nobody waits for wakes any more that never come.
-struct Obituary(Sender<Message>);
+struct Obituary(Inbox<Message>);
 
 impl Drop for Obituary {
     fn drop(&mut self) {
