@@ -28,8 +28,10 @@ pub(super) struct Instance {
     pub(super) proof: Option<Proof>,
     pub(super) told: Told,
     pub(super) request: Option<Request>,
-    /// When the machine wanted the last request sent, by its clock.
-    pub(super) asked_at: Instant,
+    /// The last request that the machine wanted sent, and when, by its clock.
+    pub(super) asked: Option<(Request, Instant)>,
+    /// How many there were since then.
+    pub(super) sends: (u64, Nanos),
     pub(super) work: Option<Work>,
     pub(super) weather: Weather,
     pub(super) hole_out: Nanos,
@@ -37,6 +39,8 @@ pub(super) struct Instance {
     pub(super) deaf_until: Nanos,
     /// The last alarm that was set; older ones are void.
     pub(super) alarm: u64,
+    /// Whether it has told that it leaves a lease behind.
+    pub(super) leaves_lease: bool,
     /// When it was asked to stop, as long as nothing has kept it from that since.
     pub(super) stopping: Option<Nanos>,
     pub(super) last_demotion: Option<(Nanos, Reason)>,
@@ -90,13 +94,15 @@ impl Instance {
             proof: None,
             told: Told::Nothing,
             request: None,
-            asked_at: Instant::from_millis(0),
+            asked: None,
+            sends: (0, 0),
             work: None,
             weather: Weather::default(),
             hole_out: 0,
             hole_in: 0,
             deaf_until: 0,
             alarm: 0,
+            leaves_lease: false,
             stopping: None,
             last_demotion: None,
         }

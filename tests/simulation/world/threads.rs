@@ -9,7 +9,7 @@ use crate::election::clock::Instant;
 use crate::election::event::Reason;
 use crate::election::key::InstanceId;
 use crate::election::machine::{Input, Machine, Moment, Output};
-use crate::election::store::Action;
+use crate::election::store::{Action, Answer};
 
 impl<C: Chance> World<'_, C> {
     /// Puts an event off while the thread that would see it stands still.
@@ -62,10 +62,35 @@ impl<C: Chance> World<'_, C> {
         }
         self.note(|| format!("{who}: {input:?} -> {out:?}"));
         self.apply(who, moment, out);
+        self.check_no(who, &input);
         if let Some(mishap) = self.chance.mishap(who) {
             self.mishap(who, mishap);
         }
         self.set_alarm(who);
+    }
+
+    /// Whoever is told by the store that the lease is not its own leads no more.
+    pub(super) fn check_no(&mut self, who: usize, input: &Input) {
+        let Input::Answer { op, result: Ok(Answer::Held(_) | Answer::Vacant) } = input else { return };
+        let it = &self.instances[who];
+        let asked = it
+            .asked
+            .is_some_and(|(request, _)| request.op == *op && matches!(request.action, Action::Renew { .. }));
+        let leads = asked && it.is_leader(self.now);
+        self.judge.holds(self.now, !leads, || format!("instance {who} leads on after a no"));
+    }
+
+    /// No instance asks over and over: not more often than a release is tried.
+    pub(super) fn check_rate(&mut self, who: usize) {
+        let now = self.now;
+        let it = &mut self.instances[who];
+        let ttl = nanos(it.ttl());
+        if now >= it.sends.1 + ttl {
+            it.sends = (0, now);
+        }
+        it.sends.0 += 1;
+        let most = ttl / (20 * MS) + 50;
+        self.judge.holds(now, it.sends.0 <= most, || format!("instance {who} asks over and over"));
     }
 
     pub(super) fn set_alarm(&mut self, who: usize) {
@@ -132,11 +157,17 @@ impl<C: Chance> World<'_, C> {
                     self.push(2 * SOON, Event::Turn { who, life, input: Input::WakeBack });
                 }
                 Output::Stopped => self.stopped(who),
+                Output::Left { unreleased } => {
+                    // In a calm world only the work can keep it from that.
+                    let excused = unreleased.as_ref().is_none_or(|lease| lease.overrun);
+                    let calm = self.plan.climate == Climate::Calm;
+                    self.judge.holds(now, !calm || excused, || format!("{who} leaves its lease behind"));
+                    self.instances[who].leaves_lease = unreleased.is_some();
+                }
                 Output::Leader(_)
                 | Output::Failed { .. }
                 | Output::Unending { .. }
-                | Output::FarAhead { .. }
-                | Output::Left { .. } => {}
+                | Output::FarAhead { .. } => {}
             }
         }
         if let Some(input) = follow_up {
@@ -158,10 +189,11 @@ impl<C: Chance> World<'_, C> {
         self.judge.holds(now, !contends || it.work.is_none(), || {
             format!("instance {who} contends while the work of an earlier term runs")
         });
-        it.request = Some(Request { op, action, until });
-        it.asked_at = wanted_at;
+        let request = Request { op, action, until };
+        (it.request, it.asked) = (Some(request), Some((request, wanted_at)));
         let life = it.life;
         let due = it.real(until).max(now);
+        self.check_rate(who);
         let lag = self.chance.lag(who, op);
         self.push(lag, Event::Depart { who, life, op });
         self.push_at(due, Event::Timeout { who, life, op });
@@ -215,7 +247,8 @@ impl<C: Chance> World<'_, C> {
     pub(super) fn check_proof(&mut self, who: usize) {
         let it = &self.instances[who];
         let timing = &it.settings.timing;
-        let latest = it.asked_at + (timing.ttl - timing.stop_margin);
+        let asked_at = it.asked.map_or(Instant::NEVER, |(_, at)| at);
+        let latest = asked_at + (timing.ttl - timing.stop_margin);
         let in_time = it.proof.is_none_or(|proof| proof.until <= latest);
         self.judge.holds(self.now, in_time, || {
             format!("{who} counts its deadline from after the request was sent")
@@ -269,6 +302,12 @@ impl<C: Chance> World<'_, C> {
         let it = &mut self.instances[who];
         it.told = Told::Stopped;
         it.machine = None;
+        if self.plan.climate == Climate::Calm && !it.leaves_lease {
+            // Nothing kept it from giving back what it had, or it says so.
+            let asks = it.request.is_some_and(|request| request.action != Action::Look);
+            let holds = asks || self.server.held().is_some_and(|(holder, _)| holder == it.id);
+            self.judge.holds(self.now, !holds, || format!("instance {who} stops and leaves its lease"));
+        }
     }
 
     /// Promise 8: an instance that nothing keeps from it stops within lead grace + 2 call limits.
