@@ -61,11 +61,17 @@ impl Scene<'_> {
         self.proxy.reset_all();
     }
 
+    /// It may lead again by the time anybody asks whether it does.
+    fn wait_for_demotion(&self) {
+        eventually(CAP, || match self.elector.status().counters.demotions {
+            0 => Err("no demotion"),
+            _ => Ok(()),
+        });
+    }
+
     /// Keeps the elector until it was demoted.
     fn keep(self) {
-        while self.elector.is_leader() {
-            thread::sleep(MS);
-        }
+        self.wait_for_demotion();
         self.proxy.refuse(false);
         self.elector.stop().ok(); // The last release may have been refused.
     }
@@ -108,9 +114,7 @@ fn every_way_out_of_a_term_is_told_once_and_says_why() {
         }),
         ("stepped down by its leadership", Reason::SteppedDown, as_it_is, |scene| {
             leads(&scene.elector).step_down();
-            while scene.elector.is_leader() {
-                thread::sleep(MS);
-            }
+            scene.wait_for_demotion();
             scene.elector.step_down(CAP).expect("not at once again");
             scene.keep();
         }),
@@ -208,10 +212,9 @@ fn who_leads_is_a_whole_answer_while_leaders_change() {
         let _over = OnDrop(|| is_over.store(true, Ordering::Relaxed));
         let changes = || electors.iter().map(|elector| elector.status().counters.promotions).sum::<u64>();
         while changes() < CHANGES {
-            for elector in &electors {
-                // The other one is woken, and leads meanwhile.
-                elector.step_down(2 * MS).unwrap_or_else(|error| panic!("{}", error.to_chain()));
-            }
+            let leader = eventually(CAP, || electors.iter().find(|it| it.is_leader()).ok_or("nobody leads"));
+            // The other one is woken, and leads meanwhile.
+            leader.step_down(2 * MS).unwrap_or_else(|error| panic!("{}", error.to_chain()));
         }
         is_over.store(true, Ordering::Relaxed);
         let mut answers = by_elector.join().expect("no panic");
