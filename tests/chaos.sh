@@ -44,9 +44,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 type -P cargo >/dev/null || fail "no cargo on the PATH; see https://rustup.rs"
 
 printf '== seed %s, %s min, server %s\n' "$seed" "$minutes" "$server"
+cargo_test() { cargo test --all-features --test integration "$@"; }
+cargo_test --no-run
+# A misspelt name matches no test, and no test is a success to the test runner.
 test=chaos::two_never_lead_at_once_and_an_old_token_never_writes_whatever_goes_wrong
+[ "$(cargo_test --quiet -- --list --format terse --exact "$test")" = "$test: test" ] || fail "there is no test $test"
 status=0
 REDIS_SERVER=$server CHAOS_SEED=$seed CHAOS_SECONDS=$((minutes * 60)) CHAOS_DIR=$keep \
-    cargo test --all-features --test integration -- --exact "$test" --nocapture || status=$?
+    cargo_test --quiet -- --exact "$test" --nocapture || status=$?
 [ "$status" -eq 0 ] || printf '== failed; again: tests/chaos.sh --seed %s --minutes %s\n' "$seed" "$minutes"
 exit "$status"

@@ -25,6 +25,7 @@ pub(super) struct Verdict {
     overlaps_outside: usize,
     longest_leaderless_us: u64,
     longest_exit: Duration,
+    unreleased: usize,
     recovered: Option<Duration>,
     writes: Writes,
 }
@@ -59,7 +60,7 @@ impl Excuse {
 
 impl Verdict {
     pub(super) fn of(played: Played) -> Self {
-        let Played { record, ledgers, processes, passed_over, longest_exit, recovered } = played;
+        let Played { record, ledgers, processes, passed_over, longest_exit, unreleased, recovered } = played;
         let losses = record.faults.iter().filter(|fault| fault.kind.loses_data());
         let excuses: Vec<Excuse> = losses.map(Excuse::of).collect();
         let excused = |from_us, to_us| excuses.iter().any(|excuse| excuse.covers(from_us, to_us));
@@ -99,6 +100,7 @@ impl Verdict {
             overlaps_outside: outside.len(),
             longest_leaderless_us: longest_leaderless_us(&record.histories),
             longest_exit,
+            unreleased,
             recovered,
             writes: Writes {
                 accepted: ledgers.fenced.len(),
@@ -145,7 +147,12 @@ impl fmt::Display for Verdict {
             TTL.as_millis()
         )?;
         writeln!(f, "longest leaderless:    {:.1} ms", ms(self.longest_leaderless_us))?;
-        writeln!(f, "longest exit:          {:.1} ms after SIGTERM", self.longest_exit.as_secs_f64() * 1e3)?;
+        writeln!(
+            f,
+            "longest exit:          {:.1} ms after SIGTERM; {} leases could not be given back",
+            self.longest_exit.as_secs_f64() * 1e3,
+            self.unreleased
+        )?;
         if let Some(recovered) = self.recovered {
             writeln!(
                 f,

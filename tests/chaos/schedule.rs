@@ -61,6 +61,8 @@ pub(super) enum OnNetwork {
     HoldCommands,
     HoldReplies,
     Delay,
+    /// And then a hole: a deadline that counts from the reply would lie after the lease's end.
+    LateReplies,
     Trickle,
     Reset,
     Close,
@@ -84,16 +86,20 @@ pub(super) enum OnData {
     FlushAll,
 }
 
+/// Also the second half of [`OnNetwork::LateReplies`].
+pub(super) const HOLE: Kind = kind("hole", Act::Network(OnNetwork::Hole), 3, 50, 1500);
+
 /// The ttl of the candidates is 600 ms: what is to outlast a lease lasts longer.
 #[rustfmt::skip]
 const WITHIN: &[Kind] = &[
     kind("kill", Act::Process(OnProcess::Kill), 3, 0, 1000),
     kind("terminate", Act::Process(OnProcess::Terminate), 3, 0, 0),
     kind("freeze", Act::Process(OnProcess::Freeze), 6, 30, 1800),
-    kind("hole", Act::Network(OnNetwork::Hole), 3, 50, 1500),
+    HOLE,
     kind("hold_commands", Act::Network(OnNetwork::HoldCommands), 2, 50, 1500),
     kind("hold_replies", Act::Network(OnNetwork::HoldReplies), 3, 50, 1500),
     kind("delay", Act::Network(OnNetwork::Delay), 3, 100, 1500),
+    kind("late_replies", Act::Network(OnNetwork::LateReplies), 3, 350, 900),
     kind("trickle", Act::Network(OnNetwork::Trickle), 1, 100, 1000),
     kind("reset", Act::Network(OnNetwork::Reset), 2, 0, 0),
     kind("close", Act::Network(OnNetwork::Close), 1, 0, 0),
