@@ -76,7 +76,7 @@ impl Verdict {
             !reading && !forgiven.contains(text)
         }));
         if recovered.is_none() {
-            wrong.push("nobody led when all faults were over".to_owned());
+            wrong.push("no leader that everyone knows when all faults were over".to_owned());
         }
 
         let old = stale(&ledgers.unfenced);
@@ -156,7 +156,7 @@ impl fmt::Display for Verdict {
         if let Some(recovered) = self.recovered {
             writeln!(
                 f,
-                "a leader at the end:   {:.1} ms after the last fault",
+                "all agree at the end:  {:.1} ms after the last fault",
                 recovered.as_secs_f64() * 1e3
             )?;
         }

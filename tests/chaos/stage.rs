@@ -8,7 +8,7 @@ use super::record::{Record, Told};
 use super::resource::{Ledgers, Resource};
 use super::schedule::{Act, CANDIDATES, Fault, HOLE, Kind, OnData, OnNetwork, OnProcess, OnServer};
 use super::{TTL, WAIT, now_us};
-use crate::support::{Admin, Campaign, Flow, Proxy, Reply, Server, unique_group};
+use crate::support::{Admin, Campaign, Flow, Line, Proxy, Reply, Server, unique_group};
 
 /// Longer than anything takes that is to happen, on the slowest machine.
 const CAP: Duration = Duration::from_secs(30);
@@ -67,7 +67,7 @@ pub(super) struct Played {
     pub(super) passed_over: usize,
     pub(super) longest_exit: Duration,
     pub(super) unreleased: usize,
-    /// How long the group took to have a leader once all faults were over.
+    /// How long it took after the last fault until one led and everyone knew who.
     pub(super) recovered: Option<Duration>,
 }
 
@@ -96,7 +96,7 @@ impl Stage {
         (0..CANDIDATES).for_each(|seat| stage.start(seat));
         let first = stage.seats[0].candidate.as_ref().expect("it was started");
         stage.key = first.wait_event(0, "started", CAP).text("key").to_owned();
-        assert!(stage.wait_for_leader(0).is_some(), "nobody leads before the first fault");
+        assert!(stage.wait_for_agreement().is_some(), "nobody leads before the first fault");
         stage
     }
 
@@ -112,9 +112,9 @@ impl Stage {
         }
     }
 
-    /// Waits for a leader, and ends all candidates.
+    /// Waits for a leader that all know, and ends all candidates.
     pub(super) fn end(mut self) -> Played {
-        let recovered = self.wait_for_leader(now_us());
+        let recovered = self.wait_for_agreement();
         let from = Instant::now();
         let at_us = now_us();
         for seat in &self.seats {
@@ -262,7 +262,7 @@ impl Stage {
         match act {
             OnData::DeleteLease => say(&["DEL", &self.key]),
             OnData::OverwriteLease => {
-                say(&["SET", &self.key, "a-third-party", "PX", &lasts.as_millis().to_string()])
+                say(&["SET", &self.key, "a-third-party", "PX", &lasts.as_millis().to_string()]);
             }
             OnData::DeleteTerm => say(&["DEL", &format!("{{{}}}:term", self.key)]),
             OnData::FlushAll => say(&["FLUSHALL"]),
@@ -329,19 +329,23 @@ impl Stage {
         }
     }
 
-    /// How long it took until one was read to lead after that time.
-    fn wait_for_leader(&self, after_us: u64) -> Option<Duration> {
-        let from = Instant::now();
+    /// How long it took until one is read to lead and all have been told that it does.
+    fn wait_for_agreement(&self) -> Option<Duration> {
+        let (from, from_us) = (Instant::now(), now_us());
+        let leads = |line: &Line| line.is("sample") && line.token().is_some() && line.at_us() >= from_us;
         while from.elapsed() < TTL + WAIT + CAP {
-            let led = self.seats.iter().filter_map(|seat| seat.candidate.as_ref()).any(|candidate| {
-                let fits = |line: &crate::support::Line| line.is("sample") && line.token().is_some();
-                candidate.lines().iter().rev().any(|line| fits(line) && line.at_us() >= after_us)
-            });
-            if led {
+            let mut told: Vec<Option<u64>> = Vec::new();
+            let mut read = None;
+            for candidate in self.seats.iter().filter_map(|seat| seat.candidate.as_ref()) {
+                let lines = candidate.lines();
+                told.push(lines.iter().rfind(|line| line.is("leader")).and_then(Line::token));
+                read = read.or(lines.iter().rfind(|line| leads(line)).and_then(Line::token));
+            }
+            if read.is_some() && told.len() == CANDIDATES && told.iter().all(|token| *token == read) {
                 return Some(from.elapsed());
             }
             // Seldom, for the candidates need the cores, too.
-            thread::sleep(Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(20));
         }
         None
     }
@@ -352,8 +356,8 @@ fn act_on_network(act: OnNetwork, proxy: &Proxy, lasts: Duration) {
         OnNetwork::Hole => proxy.hold(),
         OnNetwork::HoldCommands => proxy.set(Flow::Hold, Flow::Pass),
         OnNetwork::HoldReplies => proxy.hold_replies(),
-        // Later than the stop margin, and sooner than a renewal is given up.
-        OnNetwork::LateReplies => proxy.delay_replies(TTL / 8),
+        // Later by far than the stop margin, and in time for a renewal that is not tried again.
+        OnNetwork::LateReplies => proxy.delay_replies(TTL / 4),
         // A long one is a little late, a short one is not over before anything has come through.
         OnNetwork::Delay => proxy.delay(lasts / 8),
         OnNetwork::Trickle => proxy.trickle_replies(Duration::from_millis(1)),
