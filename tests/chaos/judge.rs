@@ -70,10 +70,11 @@ impl Verdict {
             overlaps(&record.histories).into_iter().partition(|it| excused(it.from_us, it.to_us));
         let forgiven: Vec<String> = outside.iter().map(Overlap::to_string).collect();
         wrong.extend(violations(&record.histories).into_iter().filter(|text| {
-            // While two lead, readings of the older term follow some of the later one. The text ends with the time.
+            // While two lead, promotions and readings of the older term follow some of the later one. Such a text
+            // ends with the time.
             let at_us = text.rsplit(' ').next().and_then(|last| last.parse().ok());
-            let reading = text.contains("was read after") && at_us.is_some_and(|at| excused(at, at));
-            !reading && !forgiven.contains(text)
+            let disorder = text.contains(" after token ") && at_us.is_some_and(|at| excused(at, at));
+            !disorder && !forgiven.contains(text)
         }));
         if recovered.is_none() {
             wrong.push("no leader that everyone knows when all faults were over".to_owned());
