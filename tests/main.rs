@@ -5,6 +5,7 @@
 
 mod support;
 
+mod chaos;
 mod command_line;
 mod demo;
 mod embedding;

@@ -204,22 +204,25 @@ impl Campaign {
         signal(self.pid(), Signal::TERM);
     }
 
+    /// How the process has ended, if it has; then all that it had printed is read.
+    pub(crate) fn try_exit(&mut self) -> Option<ExitStatus> {
+        self.status = self.status.or(self.child.try_wait().expect("a child can be waited for"));
+        self.status.inspect(|_| self.join())
+    }
+
     /// Waits for the end of the process, and reads what it had printed.
     #[track_caller]
     pub(crate) fn wait_exit(&mut self, cap: Duration) -> ExitStatus {
         let from = Instant::now();
-        let status = loop {
-            match self.status.or(self.child.try_wait().expect("a child can be waited for")) {
-                Some(status) => break status,
-                None if from.elapsed() > cap => {
-                    panic!("{} did not end within {cap:?}\n{}", self.name, self.report())
-                }
-                None => thread::sleep(Duration::from_millis(2)),
+        loop {
+            if let Some(status) = self.try_exit() {
+                return status;
             }
-        };
-        self.status = Some(status);
-        self.join();
-        status
+            if from.elapsed() > cap {
+                panic!("{} did not end within {cap:?}\n{}", self.name, self.report());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// The readers end with the process's output.

@@ -1,5 +1,6 @@
 //! What can be written on the command line.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -119,6 +120,13 @@ pub(crate) struct Campaign {
     /// before a hole in the readings.
     #[arg(long, value_name = "DURATION", value_parser = sample_period)]
     pub(crate) sample: Option<Duration>,
+
+    /// While leading, write the token to this Unix datagram socket every few milliseconds
+    ///
+    /// For trials of fencing: each write is one decimal line, and goes out a moment after a check that the term
+    /// stands. A socket that cannot be written to is tried again until the term ends.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) write_token: Option<PathBuf>,
 
     /// How the lines are written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
@@ -240,6 +248,7 @@ mod tests {
         assert_eq!(options.wait, Duration::from_secs(6));
         assert_eq!(options.jitter, Duration::from_millis(5));
         assert_eq!((options.stop_margin, options.sample, options.id), (None, None, None));
+        assert_eq!(options.write_token, None);
         assert_eq!(options.on_renew_error, OnRenewError::Demote);
         assert_eq!(options.format, Format::Text);
     }
@@ -247,7 +256,7 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let line = "--group g --redis redis://h:1/2 --ttl 1s --wait 2s --jitter 0ms --id web-1 \
-                    --on-renew-error retry --stop-margin 100ms --sample 500us --format json";
+                    --on-renew-error retry --stop-margin 100ms --sample 500us --write-token /run/r --format json";
         let line: Vec<&str> = line.split_whitespace().collect();
         let options = parse(&line).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(options.target.redis, "redis://h:1/2");
@@ -256,6 +265,7 @@ mod tests {
         assert_eq!(options.jitter, Duration::ZERO);
         assert_eq!(options.stop_margin, Some(Duration::from_millis(100)));
         assert_eq!(options.sample, Some(Duration::from_micros(500)));
+        assert_eq!(options.write_token, Some(PathBuf::from("/run/r")));
         assert_eq!(options.id.as_deref(), Some("web-1"));
         assert_eq!(options.on_renew_error, OnRenewError::Retry);
         assert_eq!(options.format, Format::Json);

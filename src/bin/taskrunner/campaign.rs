@@ -15,7 +15,7 @@ use taskrunner::election::{Elector, Error, ErrorKind, Event, RedisStore};
 
 use crate::args::Campaign;
 use crate::lines::{Format, Line, What};
-use crate::{Failure, failed, print, sample, start_log};
+use crate::{Failure, failed, print, sample, start_log, writer};
 
 /// Contends until a signal comes.
 pub(crate) fn run(options: &Campaign, out: &mut impl Write) -> Result<ExitCode, Failure> {
@@ -130,6 +130,9 @@ fn start(options: &Campaign, store: RedisStore) -> Result<Elector, Failure> {
     }
     if let Some(id) = &options.id {
         builder = builder.name(id.as_str());
+    }
+    if let Some(path) = options.write_token.clone() {
+        builder = builder.lead(move |leadership| writer::run(&leadership, &path));
     }
     builder.start().map_err(refused)
 }

@@ -6,6 +6,7 @@ mod demo;
 mod lines;
 mod sample;
 mod status;
+mod writer;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
