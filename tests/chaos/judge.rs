@@ -8,8 +8,7 @@ use super::TTL;
 use super::record::Told;
 use super::resource::stale;
 use super::stage::Played;
-use crate::support::History;
-use crate::support::history::{Overlap, overlaps, violations};
+use crate::support::history::{Disorder, Overlap, Report};
 
 /// The judgement, and the figures.
 #[derive(Debug)]
@@ -65,17 +64,19 @@ impl Verdict {
         let excuses: Vec<Excuse> = losses.map(Excuse::of).collect();
         let excused = |from_us, to_us| excuses.iter().any(|excuse| excuse.covers(from_us, to_us));
 
+        let told = record.faults.iter().map(Told::to_fault).collect::<Vec<_>>();
+        let report = Report::new(&record.histories, &told);
         let mut wrong = record.troubles;
         let (outside, within): (Vec<Overlap>, Vec<Overlap>) =
-            overlaps(&record.histories).into_iter().partition(|it| excused(it.from_us, it.to_us));
-        let forgiven: Vec<String> = outside.iter().map(Overlap::to_string).collect();
-        wrong.extend(violations(&record.histories).into_iter().filter(|text| {
-            // While two lead, promotions and readings of the older term follow some of the later one. Such a text
-            // ends with the time.
-            let at_us = text.rsplit(' ').next().and_then(|last| last.parse().ok());
-            let disorder = text.contains(" after token ") && at_us.is_some_and(|at| excused(at, at));
-            !disorder && !forgiven.contains(text)
-        }));
+            report.overlaps.into_iter().partition(|it| excused(it.from_us, it.to_us));
+        wrong.extend(within.iter().map(Overlap::to_string));
+        // While two lead, promotions and readings of the older term follow some of the later one.
+        let tokens = report.tokens.iter().filter(|it| {
+            let disorder = matches!(it.disorder, Disorder::Smaller { .. });
+            !(disorder && excused(it.at_us, it.at_us))
+        });
+        wrong.extend(tokens.map(ToString::to_string));
+        wrong.extend(report.events.into_iter().chain(report.malformed));
         if recovered.is_none() {
             wrong.push("no leader that everyone knows when all faults were over".to_owned());
         }
@@ -93,13 +94,13 @@ impl Verdict {
         Self {
             wrong,
             processes,
-            terms: record.histories.iter().map(|history| history.promotions().len()).sum(),
+            terms: report.summary.terms,
             faults,
             passed_over,
             worst_within_us: worst(&within),
             worst_outside_us: worst(&outside),
             overlaps_outside: outside.len(),
-            longest_leaderless_us: longest_leaderless_us(&record.histories),
+            longest_leaderless_us: report.summary.longest_leaderless_us,
             longest_exit,
             unreleased,
             recovered,
@@ -115,19 +116,6 @@ impl Verdict {
 
 fn worst(overlaps: &[Overlap]) -> u64 {
     overlaps.iter().map(|overlap| overlap.to_us - overlap.from_us).max().unwrap_or_default()
-}
-
-/// The longest time between two proofs that anybody led.
-fn longest_leaderless_us(histories: &[History]) -> u64 {
-    let mut led: Vec<_> = histories.iter().flat_map(|it| it.proven()).collect();
-    led.sort_by_key(|proven| proven.from_us);
-    let mut longest = 0;
-    let mut until = led.first().map_or(0, |first| first.from_us);
-    for proven in led {
-        longest = longest.max(proven.from_us.saturating_sub(until));
-        until = until.max(proven.to_us);
-    }
-    longest
 }
 
 impl fmt::Display for Verdict {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::schedule::Kind;
+use crate::support::history::Fault;
 use crate::support::{Campaign, History};
 
 /// The records of a run.
@@ -28,6 +29,14 @@ pub(super) struct Told {
     pub(super) target: String,
     pub(super) at_us: u64,
     pub(super) until_us: u64,
+}
+
+impl Told {
+    /// For the judge of histories, which says which time without a leader it explains.
+    pub(super) fn to_fault(&self) -> Fault {
+        let Self { kind, target, at_us, until_us, .. } = self;
+        Fault { kind: kind.name.to_owned(), target: Some(target.clone()), at_us: *at_us, until_us: *until_us }
+    }
 }
 
 impl Record {
