@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test of the crate, and first finds a Redis or Valkey server for them, or installs one.
+# Runs every test of the crate, and first finds a Redis or Valkey server for them, or installs one. The searches
+# that take minutes have scripts of their own: simulate.sh, models.sh, chaos.sh and mutations.sh.
 #
 #   tests/run.sh            every test
 #   tests/run.sh FILTER...  those whose path contains one of the filters
@@ -163,9 +164,9 @@ cargo_test() { cargo test --all-features "$@"; }
 say "building"
 cargo_test --no-run
 
-say "in parallel: unit tests, then all integration tests that do not measure time"
+say "in parallel: unit tests, then all integration tests that do not measure time; tests/chaos.sh is apart"
 cargo_test --lib --bins -- "$@"
-cargo_test --test integration -- --skip timing:: "$@"
+cargo_test --test integration -- --skip timing:: --skip chaos::two_never "$@"
 
 say "examples in the documentation and in README.md"
 cargo_test --doc -- "$@"
