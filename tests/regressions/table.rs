@@ -1,4 +1,4 @@
-//! The table of `tests/REGRESSIONS.md` names tests that exist.
+//! The tables of `tests/REGRESSIONS.md` and of the README's promises name tests that exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -63,4 +63,25 @@ fn every_named_test_exists() {
         wrong.extend(row.tests.iter().filter_map(|path| expect_test(path).err()));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_promise_of_the_readme_is_linked_to_tests_that_exist() {
+    let readme = include_str!("../../README.md");
+    let (_, section) =
+        readme.split_once("### What would fail if it were not so").expect("the section is there");
+    let rows = (1..=7).map(|promise| {
+        let row = section.lines().find(|line| line.starts_with(&format!("| {promise} |")));
+        row.unwrap_or_else(|| panic!("no row for promise {promise}"))
+    });
+    for row in rows {
+        let links: Vec<_> = row.split("[`").skip(1).filter_map(|link| link.split_once("`](")).collect();
+        assert!(links.len() >= 2, "{row}");
+        for (name, rest) in links {
+            let file = rest.split(')').next().expect("a link has an end");
+            let source = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
+            let source = source.unwrap_or_else(|error| panic!("{file}: {error}"));
+            assert!(source.contains(&format!("fn {name}(")), "there is no {name} in {file}");
+        }
+    }
 }

@@ -8,7 +8,10 @@
 //!
 //! `tests/simulate.sh` runs more of it than a plain test does, for as long as it is told.
 
-#![allow(clippy::print_stdout, reason = "how much was searched, and from which seed, is a part of the result")]
+#![allow(
+    clippy::print_stdout,
+    reason = "how much was searched, and from which seed, is a part of the result"
+)]
 
 mod chance;
 mod explore;
