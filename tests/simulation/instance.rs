@@ -18,6 +18,8 @@ pub(super) struct Instance {
     /// None while there is no process.
     pub(super) machine: Option<Machine>,
     pub(super) born_at: Nanos,
+    /// When its last lead work returned.
+    pub(super) free_at: Nanos,
     /// Counts the inputs, over all lives.
     pub(super) turns: u64,
     /// The process stands still until then.
@@ -88,6 +90,7 @@ impl Instance {
             id: "nobody".into(),
             machine: None,
             born_at: 0,
+            free_at: 0,
             turns: 0,
             awake_at: 0,
             driver_at: 0,

@@ -137,7 +137,7 @@ impl Judge {
             self.figures.worst_takeover.max(late.saturating_sub(jitter + ttl / 100));
         // A clock that is slow by a hundredth is late by that much of what was left of the lease; the
         // threads and the network of a world have up to 7 ms of lags.
-        let bound = jitter + ttl / 100 + 10 * MS;
+        let bound = jitter + (jitter + ttl) / 100 + 10 * MS;
         self.holds(now, late <= bound, || format!("the takeover came {:.6} ms late", millis(late)));
     }
 }

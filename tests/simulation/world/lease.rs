@@ -69,7 +69,10 @@ impl<C: Chance> World<'_, C> {
                 let rests = it.last_demotion.is_some_and(|(at, reason)| {
                     reason != Reason::Stopped && at + nanos(it.settings.timing.wait) * 2 > since
                 });
-                it.machine.is_some() && it.born_at + 20 * MS < since && it.work.is_none() && !rests
+                it.machine.is_some()
+                    && it.born_at.max(it.free_at) + 20 * MS < since
+                    && it.work.is_none()
+                    && !rests
             });
             let worst = able.map(|it| (nanos(it.settings.timing.jitter), nanos(it.ttl()))).min();
             if let Some((jitter, ttl)) = worst {

@@ -305,7 +305,9 @@ impl<C: Chance> World<'_, C> {
         if self.plan.climate == Climate::Calm && !it.leaves_lease {
             // Nothing kept it from giving back what it had, or it says so.
             let asks = it.request.is_some_and(|request| request.action != Action::Look);
-            let holds = asks || self.server.held().is_some_and(|(holder, _)| holder == it.id);
+            let lasts =
+                self.server.lease_ends().is_none_or(|at| at > self.now + nanos(it.ttl()) / 100 + 2 * MS);
+            let holds = asks || lasts && self.server.held().is_some_and(|(holder, _)| holder == it.id);
             self.judge.holds(self.now, !holds, || format!("instance {who} stops and leaves its lease"));
         }
     }
@@ -333,7 +335,7 @@ impl<C: Chance> World<'_, C> {
             let at = it.awake_at;
             return self.push_at(at, Event::Returned { who, life, token });
         }
-        it.work = None;
+        (it.work, it.free_at) = (None, self.now);
         let lag = self.chance.lag(who, self.instances[who].turns);
         self.push(lag, Event::Turn { who, life, input: Input::LeadReturned { token } });
     }
