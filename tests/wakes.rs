@@ -54,6 +54,17 @@ fn expect_listeners(admin: &mut Admin, key: &str, count: i64) {
     });
 }
 
+/// Waits until a follower that is subscribed has asked once more for what it may have missed before: it does so right
+/// after. If it was subscribed before its first attempt, it has nothing to ask, and nothing tells of that.
+fn settles(follower: &Elector) {
+    let until = Instant::now() + SLACK;
+    while follower.status().counters.attempts < 2 && Instant::now() < until {
+        thread::sleep(MS);
+    }
+    // Its questions are answered one after the other.
+    follower.current_leader().expect("the server answers");
+}
+
 /// How often somebody asked to be subscribed, refused or not.
 fn subscribes(admin: &mut Admin) -> u64 {
     let info = admin.command(&["INFO", "commandstats"]);
@@ -332,6 +343,7 @@ fn a_wake_connection_that_brings_nothing_is_made_anew_when_the_holder_changed_wi
     let second = builder(&server.url(), &group).start().expect("good options");
     follows(&second);
     expect_listeners(&mut admin, first.key(), 3);
+    settles(&follower);
     // The follower asks again when the lease would have ended, which leaves it idle for two seconds.
     let before = proxy.traffic();
     proxy.set(Flow::Pass, Flow::Discard);
@@ -373,6 +385,7 @@ fn a_stop_does_not_wait_for_a_wake_connection_that_is_stuck_in_dialling() {
         let follower = builder(&proxy.url(), &group).start().expect("good options");
         follows(&follower);
         expect_listeners(&mut admin, leader.key(), 2);
+        settles(&follower);
         let before = proxy.traffic().connections;
         // The follower has nothing to ask for, so what it dials now is the wake connection.
         proxy.hold();
