@@ -8,7 +8,7 @@
 # faults. The lines of the processes and the faults are kept in DIR, which must be empty or new; without it they
 # are kept only if the run fails. The server is $REDIS_SERVER if that is set, else redis-server or valkey-server
 # from the PATH; tests/run.sh installs one.
-# Exit status: 0 if all is well, 2 if it could not be run.
+# Exit status: 0 if all is well, 2 if it could not be run, else that of the failing test.
 
 set -euo pipefail
 
@@ -45,7 +45,7 @@ type -P cargo >/dev/null || fail "no cargo on the PATH; see https://rustup.rs"
 
 printf '== seed %s, %s min, server %s\n' "$seed" "$minutes" "$server"
 cargo_test() { cargo test --all-features --test integration "$@"; }
-cargo_test --no-run
+cargo_test --no-run || fail "the tests cannot be built"
 # A misspelt name matches no test, and no test is a success to the test runner.
 test=chaos::two_never_lead_at_once_and_an_old_token_never_writes_whatever_goes_wrong
 [ "$(cargo_test --quiet -- --list --format terse --exact "$test")" = "$test: test" ] || fail "there is no test $test"

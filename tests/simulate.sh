@@ -8,6 +8,7 @@
 #
 # The model of the scripts is compared with the scripts on a real server, for which a redis-server or valkey-server has
 # to be on the PATH, or in $REDIS_SERVER.
+# Exit status: 0 if no promise was broken, 2 for a wrong option, else that of the failing tests.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,12 +20,14 @@ fail() {
 
 export SIMULATED_LEASES=2000000 EXPLORED_CHOICES=2 MODEL_SEQUENCES=100
 while [ "$#" -gt 0 ]; do
-    [ "$#" -ge 2 ] || fail "$1 wants a number"
+    case $1 in
+    --leases | --long | --seed) [[ ${2:-} =~ ^[0-9]{1,19}$ ]] || fail "$1 wants a number" ;;
+    *) fail "what is $1? see the head of this file" ;;
+    esac
     case $1 in
     --leases) export SIMULATED_LEASES=$2 ;;
     --long) export SIMULATION_SECONDS=$(($2 * 60)) EXPLORED_CHOICES=3 MODEL_SEQUENCES=1000 ;;
     --seed) export SIMULATION_SEED=$2 ;;
-    *) fail "unknown option $1; see the head of this file" ;;
     esac
     shift 2
 done

@@ -236,8 +236,8 @@ impl Elector {
     ///
     /// It blocks for two call limits (at most 4 s) at most, and with lead work for its grace before
     /// that; with a store that answers, for about a round trip after the work has returned. A hook that is
-    /// being called is waited for in the same time. After it has returned nothing more is sent in this
-    /// instance's name.
+    /// being called is waited for in the same time. On a machine so busy that a thread gets no processor it may
+    /// take 0.6 s more. After it has returned nothing more is sent in this instance's name.
     ///
     /// It may be called from any thread, more than once and at the same time; later calls return what the
     /// first did, but that threads may have ended meanwhile. Called from the lead work it returns at once,

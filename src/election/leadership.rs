@@ -188,19 +188,25 @@ impl Standing {
         }
     }
 
-    /// Begins a term. After the end of the elector it has ended as it begins: a driver that was held up for
-    /// so long that `stop()` went on without it may come here late.
-    pub(crate) fn begin(self: &Arc<Self>, token: u64, sent_at: Instant, until: Instant) -> Leadership {
+    /// Begins a term. None after the end of the elector: a driver that was held up for so long that `stop()` went
+    /// on without it may come here late.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        token: u64,
+        sent_at: Instant,
+        until: Instant,
+    ) -> Option<Leadership> {
         let mut state = self.lock();
+        if state.ended.is_some() {
+            return None;
+        }
         state.status.counters.promotions += 1;
         state.status.renewed_at = Some(sent_at);
         let term = Proof { token, since: Instant::now(), until, lost: bounded(0) };
         let leadership = self.leadership_of(&term);
-        if state.ended.is_none() {
-            state.term = Some(term);
-            self.changed.notify_all();
-        }
-        leadership
+        state.term = Some(term);
+        self.changed.notify_all();
+        Some(leadership)
     }
 
     /// Moves the term's deadline; false if it has passed already, for then the term has ended.
@@ -309,7 +315,7 @@ mod tests {
     #[test]
     fn a_term_stands_until_its_deadline_without_anybody_ending_it() {
         let standing = standing();
-        let leadership = standing.begin(7, Instant::now(), Instant::now() + HOUR);
+        let leadership = standing.begin(7, Instant::now(), Instant::now() + HOUR).expect("it has not ended");
         assert!(standing.is_leader() && leadership.is_valid());
         assert_eq!(leadership.token(), 7);
         leadership.check().expect("it stands");
@@ -326,7 +332,7 @@ mod tests {
     #[test]
     fn no_extension_brings_back_a_term_whose_deadline_has_passed() {
         let standing = standing();
-        let leadership = standing.begin(7, Instant::now(), Instant::now());
+        let leadership = standing.begin(7, Instant::now(), Instant::now()).expect("it has not ended");
         assert!(!standing.extend(Instant::now(), Instant::now() + HOUR));
         assert!(!standing.is_leader() && !leadership.is_valid() && standing.leadership().is_none());
     }
@@ -334,16 +340,13 @@ mod tests {
     #[test]
     fn the_end_of_the_elector_ends_its_term_and_no_term_begins_after_it() {
         let standing = standing();
-        let first = standing.begin(7, Instant::now(), Instant::now() + HOUR);
+        let first = standing.begin(7, Instant::now(), Instant::now() + HOUR).expect("it has not ended");
         assert!(first.lost().try_recv().is_err_and(|error| error.is_empty()));
         standing.end(Ok(()));
         // As by a driver that was held up, and then comes to an answer that it received long ago.
-        let second = standing.begin(8, Instant::now(), Instant::now() + HOUR);
-        assert!(!standing.is_leader() && standing.leadership().is_none());
-        for leadership in [first, second] {
-            assert!(!leadership.is_valid());
-            assert!(leadership.lost().try_recv().is_err_and(|error| error.is_disconnected()));
-        }
+        assert!(standing.begin(8, Instant::now(), Instant::now() + HOUR).is_none());
+        assert!(!standing.is_leader() && standing.leadership().is_none() && !first.is_valid());
+        assert!(first.lost().try_recv().is_err_and(|error| error.is_disconnected()));
         standing.wait(None).expect_err("stopped");
     }
 
@@ -351,10 +354,10 @@ mod tests {
     fn the_end_of_an_expired_term_is_its_deadline() {
         let standing = standing();
         let deadline = Instant::now();
-        standing.begin(7, Instant::now(), deadline);
+        standing.begin(7, Instant::now(), deadline).expect("it has not ended");
         assert_eq!(standing.end_term(), deadline);
         let before = Instant::now();
-        standing.begin(8, Instant::now(), before + HOUR);
+        standing.begin(8, Instant::now(), before + HOUR).expect("it has not ended");
         let ended = standing.end_term();
         assert!(before <= ended && ended <= Instant::now());
     }
@@ -362,9 +365,9 @@ mod tests {
     #[test]
     fn an_earlier_leadership_does_not_become_valid_with_a_later_term() {
         let standing = standing();
-        let earlier = standing.begin(7, Instant::now(), Instant::now() + HOUR);
+        let earlier = standing.begin(7, Instant::now(), Instant::now() + HOUR).expect("it has not ended");
         standing.end_term();
-        let later = standing.begin(8, Instant::now(), Instant::now() + HOUR);
+        let later = standing.begin(8, Instant::now(), Instant::now() + HOUR).expect("it has not ended");
         assert!(later.is_valid() && !earlier.is_valid());
     }
 
@@ -375,7 +378,7 @@ mod tests {
         assert_eq!(timeout.kind(), ErrorKind::Timeout);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| standing.wait(None));
-            standing.begin(7, Instant::now(), Instant::now() + HOUR);
+            standing.begin(7, Instant::now(), Instant::now() + HOUR).expect("it has not ended");
             assert_eq!(waiter.join().expect("no panic").expect("leads").token(), 7);
             standing.end_term();
             let waiter = scope.spawn(|| standing.wait(Some(Duration::MAX)));

@@ -21,6 +21,7 @@ mod leaving;
 mod properties;
 #[cfg(test)]
 mod tests;
+mod wakes;
 
 use std::time::Duration;
 
@@ -38,8 +39,6 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 const RELEASE_PAUSE: Duration = Duration::from_millis(25);
 /// Later it is this part of the time that has passed: a release is late by half a percent of the outage.
 const RELEASE_PART: u32 = 200;
-/// A renewal before its time comes no sooner after the one before than this part of ttl.
-const EARLY_PART: u32 = 10;
 /// Redis expires a lease at the millisecond after its last one: an attempt at PTTL + 0 loses.
 const EXPIRY_STEP: Duration = Duration::from_millis(1);
 
@@ -112,7 +111,7 @@ pub(crate) enum Output {
 pub(crate) struct Unreleased {
     /// None where an attempt was not answered, so that it is not known whether there is a lease.
     pub(crate) token: Option<u64>,
-    /// When it ends at the latest.
+    /// When it ends at the latest, but for the time that the last request was under way.
     pub(crate) until: Instant,
     /// Whether the lead work has outlived its grace, so that no release was tried.
     pub(crate) overrun: bool,
@@ -141,8 +140,10 @@ pub(crate) struct Machine {
     /// The last answer was one that only somebody else can change, such as a right that is missing: it is asked
     /// again every `wait`, and not because wakes are heard again.
     stuck: bool,
-    /// A wake came while an attempt was under way, or may have been missed before it.
+    /// A wake came while an attempt was under way.
     woken: bool,
+    /// One may have been missed before the attempt that was under way when wakes were heard again.
+    missed: bool,
     /// The token of the last wake.
     heard: u64,
     /// Until when it stands back after a term; another holder's wake ends this.
@@ -171,7 +172,8 @@ struct Term {
     /// Counted from before the last good request: `sent_at + ttl - stop margin`.
     deadline: Instant,
     renew_at: Instant,
-    /// When the lease ends at the latest: ttl after the last request that may have set its expiry.
+    /// When the lease ends at the latest, but for the time that a request was under way: ttl after the last one
+    /// that may have set its expiry.
     held_until: Instant,
     /// Whether lead work runs, which is to be waited for on the way out.
     working: bool,
@@ -203,6 +205,7 @@ impl Machine {
             unsettled: false,
             stuck: false,
             woken: false,
+            missed: false,
             heard: 0,
             rest_until: now.at,
             pause_until: now.at,
@@ -225,13 +228,7 @@ impl Machine {
             }
             Input::Wake { token } => self.woken(now, token),
             Input::WakeLost => self.renew_early(now, false, out),
-            Input::WakeBack => {
-                // What was asked at the loss may have found nobody to answer it.
-                self.renew_early(now, true, out);
-                if !self.stuck {
-                    self.ask_soon(now);
-                }
-            }
+            Input::WakeBack => self.wake_back(now, out),
             Input::LeadBegan { token } => self.lead_began(token),
             Input::LeadReturned { token } => self.lead_returned(now, token, out),
             Input::Lapsed => self.leave(now, Reason::Expired, out),
@@ -257,11 +254,6 @@ impl Machine {
         self.stop_by.map_or(next, |by| by.min(next))
     }
 
-    /// Whether a wake with this token tells nothing: this instance released it, or has led since.
-    pub(crate) fn is_old(&self, token: u64) -> bool {
-        token <= self.own_token
-    }
-
     /// Whether this instance holds no lease: no term is under way or on its way out, and no attempt
     /// that may win one.
     pub(crate) fn is_settled(&self) -> bool {
@@ -272,38 +264,6 @@ impl Machine {
     fn expire(&mut self, now: Moment, out: &mut Vec<Output>) {
         if matches!(&self.state, State::Leading(term) if now.at >= term.deadline) {
             self.leave(now, Reason::Expired, out);
-        }
-    }
-
-    fn woken(&mut self, now: Moment, token: u64) {
-        self.heard = token;
-        if self.is_old(token) {
-            return;
-        }
-        self.rest_until = now.at;
-        self.ask_soon(now);
-    }
-
-    /// Asks whether the lease is still ours, before its time, unless it has just asked, or has just been
-    /// answered.
-    fn renew_early(&mut self, now: Moment, answered: bool, out: &mut Vec<Output>) {
-        let State::Leading(term) = &self.state else { return };
-        let asked_at = match answered {
-            true => self.timing.sent_at(term.deadline),
-            false => term.held_until.saturating_sub(self.timing.ttl),
-        };
-        let just_asked = now.at < asked_at + self.timing.ttl / EARLY_PART;
-        if self.in_flight.is_none() && !just_asked && now.at < term.renew_at {
-            self.send_renewal(now, true, out);
-        }
-    }
-
-    /// Brings the next attempt forward. One that is under way may have come too early.
-    fn ask_soon(&mut self, now: Moment) {
-        let soon = self.soon(now);
-        if let State::Following { next } = &mut self.state {
-            *next = (*next).min(soon);
-            self.woken = self.in_flight.is_some();
         }
     }
 
@@ -369,15 +329,6 @@ impl Machine {
     /// Until when it may not contend.
     fn barred_until(&self) -> Instant {
         self.rest_until.max(self.pause_until)
-    }
-
-    /// When to ask after the lease was released: at once, or once another instance may have won it.
-    ///
-    /// Here the jitter is spread by the square of the dice: half of the attempts come within its first
-    /// quarter. Nobody leads meanwhile, and however many followers ask, the first is answered.
-    fn soon(&self, now: Moment) -> Instant {
-        let late = if now.at < self.barred_until() { RELEASE_PAUSE } else { Duration::ZERO };
-        now.at + late + self.timing.jitter.mul_f64(now.dice * now.dice)
     }
 
     /// Sets when it asks next: while it may not contend, no later than when it may again.

@@ -32,7 +32,9 @@ pub(super) struct Instance {
     pub(super) request: Option<Request>,
     /// The last request that the machine wanted sent, and when, by its clock.
     pub(super) asked: Option<(Request, Instant)>,
-    /// How many there were since then.
+    /// The highest token that this life was told.
+    pub(super) seen: u64,
+    /// How many requests there were since then.
     pub(super) sends: (u64, Nanos),
     pub(super) work: Option<Work>,
     pub(super) weather: Weather,
@@ -98,6 +100,7 @@ impl Instance {
             told: Told::Nothing,
             request: None,
             asked: None,
+            seen: 0,
             sends: (0, 0),
             work: None,
             weather: Weather::default(),

@@ -43,7 +43,9 @@ fn seed(what: &str) -> u64 {
     seed
 }
 
-/// Promises 1, 3, 4, 5, 7 and 8, as far as they are the machine's and the scripts', in worlds drawn from a seed.
+/// The promises, as far as they are the machine's and the scripts', in worlds drawn from a seed: that no two lead and no
+/// proof outlives its lease, the deadline's anchor, tokens, lead work and the bound of a stop in all of them; how soon
+/// another takes over, and that a stop gives the lease back, in calm ones.
 ///
 /// `SIMULATED_LEASES` and `SIMULATION_SECONDS` say how many at least; `SIMULATED_WORLD` with `SIMULATED_CLIMATE`
 /// shows one that was found to break a promise.
@@ -65,7 +67,7 @@ fn no_world_breaks_a_promise() {
     println!("{} leases in {:.1?}", found.iter().map(|(_, it)| it.leases).sum::<u64>(), begun.elapsed());
 }
 
-/// The same promises, on every way through small worlds of two instances.
+/// The same, but for what is judged in calm worlds only, on every way through small worlds of two instances.
 ///
 /// `EXPLORED_CHOICES` is how many faults there may be on one way.
 #[test]

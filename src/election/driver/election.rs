@@ -220,7 +220,8 @@ impl Election {
             }
             Output::Shorten { op, until } => orders.push(Order::Shorten { op, until }),
             Output::Promoted { token, until } => {
-                let leadership = self.standing.begin(token, self.timing.sent_at(until), until);
+                // Where `stop()` has gone on without this driver, nobody is told of a term that comes after it.
+                let leadership = self.standing.begin(token, self.timing.sent_at(until), until)?;
                 self.term = Some(token);
                 self.outlets.tell(&Event::Promoted(leadership.clone()));
                 log::info!("group {group:?}: promoted, token {token}");
@@ -287,8 +288,10 @@ impl Election {
 
     /// Ends the term: its validity first, then the lost-signal, then the telling.
     fn demoted(&mut self, token: u64, reason: Reason) {
+        if self.term.take() != Some(token) {
+            return;
+        }
         let at = self.standing.end_term();
-        self.term = None;
         self.outlets.tell(&Event::Demoted(Demotion { token, reason, at }));
         let group = self.group.name();
         match reason {

@@ -45,14 +45,13 @@ impl Machine {
         result: Result<Answer, StoreError>,
         out: &mut Vec<Output>,
     ) {
-        let woken = std::mem::take(&mut self.woken);
+        let again = self.is_to_ask_again();
         match result {
             Ok(Answer::Won { token, ahead }) => self.won(now, sent_at, token, ahead, out),
             Ok(Answer::Held(holding)) => {
                 self.unsettled = false;
                 self.failures = 0;
                 let jitter = self.timing.jitter.mul_f64(now.dice);
-                let again = woken && !self.stuck;
                 let next = if again { now.at } else { self.end_of(now, sent_at, &holding) };
                 self.follow(now, next + jitter);
                 self.told_holding(Operation::Acquire, holding, out);
@@ -99,11 +98,11 @@ impl Machine {
         result: Result<Answer, StoreError>,
         out: &mut Vec<Output>,
     ) {
-        let woken = std::mem::take(&mut self.woken);
+        let again = self.is_to_ask_again();
         match result {
             Ok(answer) => {
                 let next = match &answer {
-                    _ if woken && !self.stuck => self.soon(now),
+                    _ if again => self.soon(now),
                     Answer::Held(holding) => {
                         self.end_of(now, sent_at, holding) + self.timing.jitter.mul_f64(now.dice)
                     }

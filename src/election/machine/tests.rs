@@ -701,6 +701,14 @@ mod leading_a_term {
     }
 
     #[test]
+    fn a_wake_that_came_during_the_attempt_counts_also_where_the_lease_never_ended_by_itself() {
+        let mut scene = Scene::new(TIMING);
+        scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]).at(5, Input::Wake { token: 4 }, &[]);
+        let told = ["unending go seen by acquire", "leader go", "acquire attempt 2 floor 0 by 510"];
+        scene.answer(10, held_by_go(None), &told);
+    }
+
+    #[test]
     fn a_lost_wake_connection_means_nothing_to_a_follower() {
         following(TIMING).at(100, Input::WakeLost, &[]).wakes(401, &["acquire attempt 2 floor 5 by 901"]);
     }

@@ -32,7 +32,7 @@ impl<C: Chance> World<'_, C> {
         it.machine = Some(Machine::new(id.clone(), it.settings.timing, moment));
         it.id = id;
         (it.born_at, it.awake_at, it.driver_at, it.told) = (now, now, now, Told::Nothing);
-        (it.last_demotion, it.request) = (None, None);
+        (it.last_demotion, it.request, it.seen) = (None, None, 0);
         self.set_alarm(who);
     }
 
@@ -61,12 +61,28 @@ impl<C: Chance> World<'_, C> {
             self.judge.broken(now, format!("instance {who} is called again and again"));
         }
         self.note(|| format!("{who}: {input:?} -> {out:?}"));
+        self.see(who, &input);
         self.apply(who, moment, out);
         self.check_no(who, &input);
         if let Some(mishap) = self.chance.mishap(who) {
             self.mishap(who, mishap);
         }
         self.set_alarm(who);
+    }
+
+    /// Notes the token that an answer tells: promise 4 holds for what this instance has seen also where the server
+    /// has lost it, and its clock was set back.
+    pub(super) fn see(&mut self, who: usize, input: &Input) {
+        let Input::Answer { op, result: Ok(answer) } = input else { return };
+        let it = &mut self.instances[who];
+        let told = match answer {
+            Answer::Won { token, .. } => Some(*token),
+            Answer::Held(holding) => holding.token,
+            _ => None,
+        };
+        if it.asked.is_some_and(|(request, _)| request.op == *op) {
+            it.seen = it.seen.max(told.unwrap_or(0));
+        }
     }
 
     /// Whoever is told by the store that the lease is not its own leads no more.
@@ -185,6 +201,13 @@ impl<C: Chance> World<'_, C> {
         let it = &mut self.instances[who];
         let is_over = it.told == Told::Stopped;
         self.judge.holds(now, !is_over, || format!("instance {who} sends {action:?} after it has stopped"));
+        if let Action::Acquire { floor, .. } = action {
+            let seen = it.seen;
+            self.judge.holds(now, floor >= seen, || {
+                format!("instance {who} asks for a token above {floor}, and has seen {seen}")
+            });
+        }
+        let it = &mut self.instances[who];
         let contends = matches!(action, Action::Acquire { .. });
         self.judge.holds(now, !contends || it.work.is_none(), || {
             format!("instance {who} contends while the work of an earlier term runs")
