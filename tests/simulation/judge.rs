@@ -134,7 +134,7 @@ impl Judge {
         let Some(since) = self.vacant_since else { return };
         let late = now - since;
         self.figures.worst_takeover =
-            self.figures.worst_takeover.max(late.saturating_sub(jitter + ttl / 100));
+            self.figures.worst_takeover.max(late.saturating_sub(jitter + (jitter + ttl) / 100));
         // A clock that is slow by a hundredth is late by that much of what was left of the lease; the
         // threads and the network of a world have up to 7 ms of lags.
         let bound = jitter + (jitter + ttl) / 100 + 10 * MS;
