@@ -54,8 +54,11 @@ fn whatever_hangs_is_left_for_a_new_connection_and_its_late_reply_is_nobodys() {
         if phase == "handshake" {
             proxy.hold();
         }
-        let elector =
-            builder(&url, &unique_group("hangs")).ttl(400 * MS).wait(100 * MS).start().expect("good options");
+        let elector = builder(&url, &unique_group("hangs"))
+            .ttl(1200 * MS)
+            .wait(100 * MS)
+            .start()
+            .expect("good options");
         let old = if phase == "handshake" { 0 } else { leads(&elector).token() };
         match phase {
             // Executed, without a reply.
