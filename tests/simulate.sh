@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the simulated worlds of tests/simulation: the machine in virtual time, among faults.
 #
-#   tests/simulate.sh                    1.2 million simulated leases, and small worlds with two faults on each way
+#   tests/simulate.sh                    three million simulated leases, and small worlds with two faults on each way
 #   tests/simulate.sh --leases N         so many leases
 #   tests/simulate.sh --long MINUTES     for so long, and small worlds with three faults on each way
 #   tests/simulate.sh --seed N           the same worlds as the run that printed this seed
@@ -18,7 +18,7 @@ fail() {
     exit 2
 }
 
-export SIMULATED_LEASES=1200000 EXPLORED_CHOICES=2 MODEL_SEQUENCES=100
+export SIMULATED_LEASES=3000000 EXPLORED_CHOICES=2 MODEL_SEQUENCES=100
 while [ "$#" -gt 0 ]; do
     case $1 in
     --leases | --long | --seed) [[ ${2:-} =~ ^[0-9]{1,19}$ ]] || fail "$1 wants a number" ;;

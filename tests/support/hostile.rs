@@ -72,7 +72,6 @@ struct Shared {
     stage: Stage,
     ends: AtomicBool,
     connections: AtomicU64,
-    commands: AtomicU64,
     bytes: AtomicU64,
 }
 
@@ -85,7 +84,6 @@ impl Hostile {
             stage,
             ends: AtomicBool::new(false),
             connections: AtomicU64::new(0),
-            commands: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         });
         let of_thread = Arc::clone(&shared);
@@ -117,11 +115,6 @@ impl Hostile {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
-    /// How many commands were read.
-    pub(crate) fn commands(&self) -> u64 {
-        self.shared.commands.load(Ordering::SeqCst)
-    }
-
     /// How many bytes the attack has sent.
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::SeqCst)
@@ -150,7 +143,6 @@ impl Shared {
         loop {
             let command = parser.parse_value(&mut stream).map_err(io::Error::other)?;
             let words: Vec<String> = from_redis_value_ref(&command).map_err(io::Error::other)?;
-            self.commands.fetch_add(1, Ordering::SeqCst);
             // A renewal is told by its three arguments after two keys.
             let renews = words.len() == 8;
             match (&*words[0], self.stage) {

@@ -87,8 +87,8 @@ fn message(channel: &str, token: u64) -> String {
     format!("{head}${}\r\n{token}\r\n", token.len())
 }
 
-/// Endures one attack at one stage; what it may do to an elector is bounded.
-fn endure(attack: &Attack, stage: Stage) {
+/// Endures one attack at one stage; what it may do to an elector is bounded. Returns how many bytes were sent.
+fn endure(attack: &Attack, stage: Stage) -> u64 {
     let what = format!("{} at {stage:?}", attack.name);
     let server = Hostile::start(attack, stage);
     let elector = elector(&server.url(), &unique_group("hostile"));
@@ -136,11 +136,6 @@ fn endure(attack: &Attack, stage: Stage) {
         attempts <= bound && connections <= 100,
         "{what}: {attempts} attempts, {connections} connections"
     );
-    eprintln!(
-        "{what}: {attempts} attempts, {connections} connections, {} commands, {} bytes, stop() took {took:?}",
-        server.commands(),
-        server.bytes()
-    );
     for event in unread.try_iter() {
         let length = match event {
             Event::Error(error) => error.to_chain().len(),
@@ -149,6 +144,7 @@ fn endure(attack: &Attack, stage: Stage) {
         };
         assert!(length < LONGEST_TEXT, "{what}: {length} bytes are kept of one event");
     }
+    server.bytes()
 }
 
 #[test]
@@ -164,17 +160,20 @@ fn no_server_holds_an_elector_up_or_makes_it_grow_or_spin() {
         ];
         let mut before = None;
         for attack in &attacks() {
-            let during = thread::scope(|scope| {
-                for stage in STAGES {
-                    scope.spawn(move || endure(attack, stage));
-                }
+            let (during, sent) = thread::scope(|scope| {
+                let enduring = STAGES.map(|stage| scope.spawn(move || endure(attack, stage)));
                 // In the midst of it, when most is kept.
                 thread::sleep(ENDURED * 2 / 3);
-                rss_kb(process::id())
+                let during = rss_kb(process::id());
+                (during, enduring.into_iter().map(|it| it.join().expect("it endures")).sum::<u64>())
             });
             let after = rss_kb(process::id());
             let before = *before.get_or_insert(after);
-            eprintln!("{during} kB during {}, {after} kB after it", attack.name);
+            eprintln!(
+                "{during} kB during {}, {after} kB after it; {} kB were sent",
+                attack.name,
+                sent / 1000
+            );
             assert!(during.max(after) <= before + GROWTH_KB, "from {before} kB by {}", attack.name);
         }
     });
