@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use crossbeam_channel::bounded;
+
 use super::*;
 use crate::election::clock::Instant;
 use crate::election::key::{Group, InstanceId};

@@ -21,6 +21,9 @@ pub(super) struct RedisSession {
     end: BellEnd,
 }
 
+/// Lets a node that is being given a slot execute the next command.
+const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
+
 const WAITING: &str = "waiting for the reply of";
 
 impl RedisSession {
@@ -37,7 +40,6 @@ impl RedisSession {
     }
 
     /// Drops the connection, so that the next batch dials.
-    #[cfg(test)]
     pub(super) fn forget_wire(&mut self) {
         self.wire = None;
     }
@@ -65,6 +67,9 @@ impl Session for RedisSession {
             .iter()
             .map(|operation| {
                 let begin = packed.len();
+                if self.dialer.is_asking() {
+                    packed.extend_from_slice(ASKING);
+                }
                 script::pack(operation, &mut packed);
                 begin
             })
@@ -102,9 +107,11 @@ impl Session for RedisSession {
         let mut keep = true;
         let mut results = Vec::with_capacity(batch.len());
         for operation in batch {
-            let unknown = match wire.receive(&patience) {
+            let asked = if self.dialer.is_asking() { wire.receive(&patience).map(drop) } else { Ok(()) };
+            let unknown = match asked.and_then(|()| wire.receive(&patience)) {
                 Ok(Value::ServerError(error)) => {
                     let (class, mut text) = fault::classify(&error);
+                    let redirect = fault::redirect(&error, address);
                     if text.contains("WRONGTYPE") {
                         let (lease, term) = (operation.group.lease(), operation.group.term());
                         text.push_str(&format!(
@@ -112,9 +119,10 @@ impl Session for RedisSession {
                         ));
                     }
                     // The next dial may find the right one: by another address, or by its role.
-                    keep &= class != Class::WrongNode;
+                    keep &= class != Class::WrongNode || self.dialer.is_in_cluster();
                     let message = format!("{address} refused it: {text}");
-                    results.push(Err(StoreError::new(Outcome::Refused, class, message)));
+                    let error = StoreError::new(Outcome::Refused, class, message);
+                    results.push(Err(error.with_redirect(redirect)));
                     continue;
                 }
                 Ok(reply) => match script::answer(operation, &reply) {
