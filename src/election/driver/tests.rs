@@ -1,5 +1,8 @@
 //! The threads over stores that hang, die or refuse, and many elections over one connection.
 
+mod cluster;
+mod lanes;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;

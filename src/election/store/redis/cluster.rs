@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::dial::Dialer;
 use super::session::RedisSession;
 use super::slot::slot;
+use super::url::Address;
 use crate::election::key::Group;
 use crate::election::store::{
     Answer, Bell, Budget, Class, Lookups, Node, Nodes, Operation, Outcome, Redirect, Session, StoreError,
@@ -91,6 +92,15 @@ impl ClusterSession {
         Ok(Self { session: RedisSession::new(dialer)?, nodes, node: None })
     }
 
+    /// Takes note that the node which happened to be asked has the group, so that it is asked over a session of
+    /// its own from now on.
+    fn note_served(&self, group: &Group) {
+        if let (None, Address::Tcp { host, port }) = (&self.node, self.session.address()) {
+            let node = Node { host: host.as_str().into(), port: *port, asking: false };
+            self.nodes.routes.learn(slot_of(group), &node);
+        }
+    }
+
     /// Takes note of what an error says of the way, and leaves in it where the operation may go instead.
     fn heed(&mut self, group: &Group, error: StoreError) -> StoreError {
         let routes = &self.nodes.routes;
@@ -125,8 +135,14 @@ impl ClusterSession {
 impl Session for ClusterSession {
     fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>> {
         let results = self.session.execute(batch, budget);
-        let heeded = results.into_iter().zip(batch);
-        heeded.map(|(result, operation)| result.map_err(|error| self.heed(&operation.group, error))).collect()
+        let heeded = results.into_iter().zip(batch).map(|(result, Operation { group, .. })| match result {
+            Ok(answer) => {
+                self.note_served(group);
+                Ok(answer)
+            }
+            Err(error) => Err(self.heed(group, error)),
+        });
+        heeded.collect()
     }
 
     fn bell(&self) -> Bell {

@@ -5,6 +5,7 @@ use std::io;
 use redis::Value;
 
 use super::dial::{Dialer, describe};
+use super::url::Address;
 use super::wire::{Broken, Patience, Wire};
 use super::{fault, script};
 use crate::election::store::budget::BellEnd;
@@ -31,6 +32,11 @@ impl RedisSession {
     pub(super) fn new(dialer: Dialer) -> io::Result<Self> {
         let (bell, end) = Bell::new()?;
         Ok(Self { dialer, wire: None, bell, end })
+    }
+
+    /// The server that was dialled last.
+    pub(super) fn address(&self) -> &Address {
+        self.dialer.address()
     }
 
     /// The connection that is kept.
