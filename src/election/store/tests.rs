@@ -59,7 +59,7 @@ impl Ground<'_> {
 
 impl Candidate {
     fn operation(&self, action: Action) -> Operation {
-        Operation { group: self.group.clone(), id: self.id.clone(), ttl: self.ttl, action }
+        Operation { group: self.group.clone(), id: self.id.clone(), ttl: self.ttl, action, strict: None }
     }
 
     fn act(&mut self, action: Action) -> Result {
