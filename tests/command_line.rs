@@ -93,7 +93,7 @@ fn a_bad_option_is_refused_with_the_numbers_and_the_rule() {
         (&["--jitter", "1000years"], &["jitter (", "ttl (5s)"]),
         (&["--ttl", "1s", "--strict", "2", "--longest-ttl", "999ms"], &["longest ttl (999ms)", "ttl (1s)"]),
         (&["--strict", "1001"], &["replicas (1001)", "1000"]),
-        (&["--strict", "-1"], &["--strict"]),
+        (&["--strict=-1"], &["--strict", "-1"]),
         (&["--longest-ttl", "9s"], &["--strict"]),
         (&["--ttl", "1s", "--stop-margin", "19ms"], &["stop margin (19ms)", "20ms", "ttl (1s)"]),
         (&["--ttl", "1s", "--stop-margin", "251ms"], &["stop margin (251ms)", "250ms", "ttl (1s)"]),
