@@ -24,6 +24,8 @@ pub(crate) const HOLD: &str = "hold/";
 
 /// Acknowledgements are waited for this part of ttl at most.
 const WAIT_PART: u32 = 8;
+/// And not for longer than this, so that what is short of them is known, and taken back, within a call.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The checked settings of strict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,8 +114,9 @@ impl Wait {
         let waits = batch.iter().filter_map(|operation| {
             let counts = matches!(operation.action, Action::Acquire { .. } | Action::Renew { .. });
             let replicas = operation.strict.filter(|_| counts)?.quorum();
-            let limit = Duration::from_millis(u64::try_from((operation.ttl / WAIT_PART).as_millis()).ok()?);
-            Some(Self { replicas, limit: limit.max(Duration::from_millis(1)) }).filter(|_| replicas > 0)
+            let part = (operation.ttl / WAIT_PART).min(LONGEST_WAIT);
+            let millis = u64::try_from(part.as_millis()).unwrap_or(u64::MAX).max(1);
+            Some(Self { replicas, limit: Duration::from_millis(millis) }).filter(|_| replicas > 0)
         });
         waits.reduce(|one, two| Self {
             replicas: one.replicas.max(two.replicas),
@@ -177,6 +180,10 @@ impl Ledger {
                     self.renewed.insert(operation.group.lease().to_owned(), (token, lineage.clone()));
                 }
                 just(Ok(said.answer.clone()))
+            }
+            // Nobody could lead after this hold, and that must be known.
+            (Answer::Held(_), Some(error)) if said.lineage.is_some() => {
+                just(Err(error.with_outcome(Outcome::Refused)))
             }
             (Answer::Held(_), None) if matches!(operation.action, Action::Acquire { .. }) => {
                 let settle =
@@ -251,6 +258,7 @@ mod tests {
         let of = |batch: &[Operation]| Wait::of(batch).map(|wait| (wait.replicas, wait.limit));
         let wins = |replicas: u32, millis: u32| operation(WINS, replicas, MS * millis);
         assert_eq!(of(&[wins(2, 5_000)]), Some((1, 625 * MS)));
+        assert_eq!(of(&[wins(2, 60_000)]), Some((1, 1_000 * MS)), "within a call");
         assert_eq!(of(&[wins(1, 100)]), Some((1, 12 * MS)), "whole milliseconds");
         assert_eq!(of(&[wins(1, 1)]), Some((1, MS)), "WAIT n 0 would wait for ever");
         assert_eq!(of(&[wins(1, 5_000), wins(5, 1_000), wins(0, 100)]), Some((3, 125 * MS)));
@@ -339,7 +347,10 @@ mod tests {
             let concluded =
                 Ledger::default().conclude(&operation, said(parked(5 * MS), lineage), &acknowledged);
             assert_eq!(concluded.then, then, "{lineage} {acknowledged:?}");
-            assert_eq!(concluded.result.expect("it is held"), parked(5 * MS));
+            match concluded.result {
+                Ok(answer) => assert_eq!(answer, parked(5 * MS), "{lineage} {acknowledged:?}"),
+                Err(error) => assert!(then.is_none() && lineage == "here", "{acknowledged:?}: {error}"),
+            }
         }
         let anew = followed(Ok(parked(5 * MS)), Ok(parked(9_000 * MS).into()));
         assert_eq!(anew.expect("it is held"), parked(9_000 * MS));
