@@ -224,6 +224,14 @@ fn status_says_who_holds_the_lease_and_for_how_long() {
     ours.wait_exit(CAP);
     assert_eq!(status_json(&server, "example")["holder"], Value::Null, "a stopped instance holds nothing");
 
+    // A lease that is parked has no holder.
+    server.command(&["SET", key, "hold/web-1/x", "PX", "60000"]);
+    let found = status_json(&server, "example");
+    assert_eq!((&found["holder"], &found["token"]), (&Value::Null, &Value::Null), "{found}");
+    assert!(found["remaining_ms"].as_u64().is_some_and(|ms| ms > 1), "{found}");
+    assert!(status(&server, "example", "text").contains("holder     nobody\nparked     "));
+    server.command(&["DEL", key]);
+
     // The term of the instance before must not lend its token to an instance of the Go version.
     server.command(&["SET", key, "GO", "PX", "60000"]);
     let found = status_json(&server, "example");
