@@ -7,6 +7,7 @@ pub(crate) mod budget;
 mod memory;
 pub(crate) mod redirect;
 mod redis;
+pub(crate) mod strict;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ pub(crate) use memory::{Clocks, Keys, Lease, Term};
 pub use memory::{MemoryStore, Switch};
 pub(crate) use redirect::{Hop, Node, Nodes, Redirect, Trail};
 pub use redis::RedisStore;
+use strict::Strictness;
 
 use super::key::{Group, InstanceId};
 
@@ -131,6 +133,7 @@ pub struct Operation {
     /// Whole milliseconds.
     pub(crate) ttl: Duration,
     pub(crate) action: Action,
+    pub(crate) strict: Option<Strictness>,
 }
 
 /// What an [`Operation`] does.
@@ -179,12 +182,21 @@ pub enum Answer {
 /// Who holds a lease, as the store says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// The lease's value.
+    /// The lease's value. Nobody leads by a lease that is parked, see [`is_parked`](Self::is_parked).
     pub(crate) holder: InstanceId,
     /// The holder's token; none where the holder does not keep one, as a Go instance does not.
     pub(crate) token: Option<u64>,
     /// What is left of the lease; none for a lease without expiry, which nobody of ours writes.
     pub(crate) remaining: Option<Duration>,
+    /// How many replicas the holder counts on; none where it is not strict, or keeps no term.
+    pub(crate) replicas: Option<u32>,
+}
+
+impl Holding {
+    /// Whether the lease is kept from everybody until an earlier data set's last proof has run out.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.holder.as_str().starts_with(strict::HOLD)
+    }
 }
 
 /// What may have happened to an operation that failed.
@@ -238,6 +250,11 @@ impl StoreError {
 
     pub(crate) fn redirect(&self) -> Option<&Redirect> {
         self.redirect.as_ref()
+    }
+
+    /// The same, now that it is known what has happened.
+    pub(crate) fn with_outcome(self, outcome: Outcome) -> Self {
+        Self { outcome, ..self }
     }
 
     /// What may have happened.

@@ -22,6 +22,7 @@ struct Spread {
 
 struct SpreadSession {
     store: Spread,
+    memory: Box<dyn Session>,
     port: Option<u16>,
     _alive: Arc<()>,
 }
@@ -41,8 +42,9 @@ impl Spread {
         lock(&self.truth).insert(group.lease().to_owned(), port);
     }
 
-    fn session(&self, port: Option<u16>) -> Box<dyn Session> {
-        Box::new(SpreadSession { store: self.clone(), port, _alive: Arc::clone(&self.sessions) })
+    fn session(&self, port: Option<u16>) -> io::Result<Box<dyn Session>> {
+        let (store, memory) = (self.clone(), sealed::Open::open(&self.memory)?);
+        Ok(Box::new(SpreadSession { store, memory, port, _alive: Arc::clone(&self.sessions) }))
     }
 
     /// How many sessions there are.
@@ -60,11 +62,11 @@ impl LeaseStore for Spread {}
 
 impl sealed::Open for Spread {
     fn open(&self) -> io::Result<Box<dyn Session>> {
-        Ok(self.session(None))
+        self.session(None)
     }
 
     fn listen(&self) -> io::Result<Box<dyn Listener>> {
-        self.memory.listen()
+        sealed::Open::listen(&self.memory)
     }
 }
 
@@ -74,7 +76,7 @@ impl Session for SpreadSession {
             let lease = operation.group.lease();
             let port = lock(&self.store.truth)[lease];
             if self.port == Some(port) {
-                return self.store.memory.execute(std::slice::from_ref(operation), budget).remove(0);
+                return self.memory.execute(std::slice::from_ref(operation), budget).remove(0);
             }
             lock(&self.store.learned).insert(lease.to_owned(), port);
             let moved = Redirect::Moved { slot: 0, node: node(port) };
@@ -100,7 +102,7 @@ impl Nodes for Spread {
     fn open(&self, node: &Node) -> io::Result<Box<dyn Session>> {
         match usize::from(node.port) == self.refused.load(Ordering::Acquire) {
             true => Err(io::Error::other("no descriptors left")),
-            false => Ok(self.session(Some(node.port))),
+            false => self.session(Some(node.port)),
         }
     }
 }

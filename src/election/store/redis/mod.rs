@@ -30,6 +30,8 @@ use cluster::{ClusterSession, Routes};
 use dial::{Dialer, Way};
 use listener::RedisListener;
 use resolve::Resolver;
+#[cfg(test)]
+pub(crate) use script::pack;
 use sentinel::Sentinels;
 use session::RedisSession;
 use url::{Address, SENTINEL_PORT, Target, Url, bad};
