@@ -214,6 +214,20 @@ fn a_lease_that_is_gone_before_its_time_is_waited_out_by_all_but_its_own_instanc
 }
 
 #[test]
+fn a_hold_whose_key_is_deleted_is_waited_out_by_the_next_one() {
+    let server = Server::start();
+    let (mut a, mut b) = (candidate(&server.url(), "a"), candidate(&server.url(), "b"));
+    b.group = a.group.clone();
+    (a, b) = (a.strict(0).for_long(), b.strict(0).for_long());
+    // There has been no term yet, whose ttl might be recorded.
+    let whole = a.park();
+    server.command(&["DEL", a.group.lease()]);
+    assert!(b.park() > whole / 2, "what is left of the hold");
+    server.command(&["DEL", a.group.lease()]);
+    assert!(a.park() > whole / 2, "the first hold was its own, and no term of its own");
+}
+
+#[test]
 fn too_few_acknowledgements_are_an_error_and_leave_no_lease_and_no_wake() {
     let server = Server::start();
     let replica = replica_of(&server);
