@@ -9,6 +9,7 @@ use super::{number, seed};
 use crate::election::clock::Instant;
 use crate::election::key::{Group, InstanceId};
 use crate::election::store::sealed::Open;
+use crate::election::store::strict::Ledger;
 use crate::election::store::{
     Action, Answer, Budget, Keys, Lease, Operation, RedisStore, Session, StoreError, Term,
 };
@@ -40,14 +41,16 @@ impl Pair<'_> {
         let operation =
             Operation { group: self.group.clone(), id: id.clone(), ttl: TTL, action, strict: None };
         let budget = Budget::new(Instant::now() + BUDGET, &self.session.bell());
-        let real = self.session.execute(&[operation], &budget).remove(0);
+        let real = self.session.execute(std::slice::from_ref(&operation), &budget).remove(0);
         let now = self.now();
         if let Ok(Answer::Won { token, ahead }) = &real {
             // The token tells the server's time, unless it was taken from a larger one.
             let time_us = token - u64::try_from(ahead.as_micros()).expect("not so far ahead");
             self.model.set_time(now, time_us);
         }
-        let model = self.model.execute(now, id, TTL, Ask::Ours(action));
+        let model =
+            self.model.execute(now, id, TTL, &Ask::Ours(Ledger::default().call(&operation, Instant::now())));
+        let model = model.map(|said| said.answer);
         let same = match (&real, &model) {
             (Ok(Answer::Renewed { left: a }), Ok(Answer::Renewed { left: b })) => near(Some(*a), Some(*b)),
             (Ok(Answer::Held(a)), Ok(Answer::Held(b))) => {
@@ -72,8 +75,8 @@ impl Pair<'_> {
             GoAsk::Renew => is_own && self.admin.command(&["PEXPIRE", lease, &ttl]).int() == 1,
             GoAsk::Release => is_own && self.admin.command(&["DEL", lease]).int() == 1,
         };
-        let model = self.model.execute(self.now(), &id.into(), TTL, Ask::Go(ask)).expect("it never refuses");
-        assert_eq!(done, model == Answer::Released, "{ask:?} of {id}");
+        let model = self.model.execute(self.now(), &id.into(), TTL, &Ask::Go(ask)).expect("it never refuses");
+        assert_eq!(done, model.answer == Answer::Released, "{ask:?} of {id}");
     }
 
     /// Both keys, as the server has them.
