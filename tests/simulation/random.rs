@@ -69,7 +69,7 @@ fn search_climate(seed: u64, climate: Climate, effort: Effort) -> Result<Figures
     });
     let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
     match broken.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(world) => Err(report(world, climate)),
+        Some(world) => Err(format!("{}\nfound in the world number {}", report(world, climate), total.worlds)),
         None => Ok(total),
     }
 }

@@ -63,7 +63,7 @@ end
 redis.call('HSET', KEYS[2], 'token', text(token), 'holder', id, 'since', text(time), 'ttl', ttl, 'attempt', attempt)
 if strict then
   redis.call('HSET', KEYS[2], 'until', text(clock + ttl), 'replicas', replicas)
-elseif fields[6] then
+elseif fields[4] or fields[5] or fields[6] then
   -- What follows an instance that is not strict begins with a hold.
   redis.call('HDEL', KEYS[2], 'lineage', 'until', 'replicas')
 end
