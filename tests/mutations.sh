@@ -47,7 +47,7 @@ run_tests() {
     local status=0
     local -a command=(cargo test --quiet --profile simulation --lib)
     (cd "$copy" && CARGO_TARGET_DIR=$target "${command[@]}" --no-run) >"$log" 2>&1 || return 2
-    (cd "$copy" && CARGO_TARGET_DIR=$target SIMULATED_LEASES=100000 SIMULATION_SEED=${SIMULATION_SEED:-1} \
+    (cd "$copy" && CARGO_TARGET_DIR=$target SIMULATED_LEASES=100000 SIMULATED_FAILOVERS=100000 SIMULATION_SEED=${SIMULATION_SEED:-1} \
         timeout "$limit" "${command[@]}" "$1::") >"$log" 2>&1 || status=$?
     case $status in
     0) return 0 ;;

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use super::chance::{Chance, Fate, Mishap};
 use super::judge::Figures;
-use super::plan::{Climate, Fault, Kind, MS, Nanos, Plan, Settings, Weather};
+use super::plan::{Climate, Fault, Kind, MS, Nanos, Old, Plan, Settings, Sides, Weather};
 use super::world::run;
-use crate::election::options::{Options, RenewError};
+use crate::election::options::{Options, RenewError, Strict};
 
 /// What a search went through.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,7 +53,8 @@ impl Explored {
 
 impl fmt::Display for Explored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} states on {} ways, {} leases", self.states, self.ways, self.figures.leases)
+        let Figures { leases, failovers, .. } = self.figures;
+        write!(f, "{} states on {} ways, {leases} leases, {failovers} failovers", self.states, self.ways)
     }
 }
 
@@ -83,19 +84,50 @@ pub(super) fn small_worlds() -> Vec<(String, Plan)> {
                 worlds.push((name, small_world(renew_error, ppm, works, story.clone())));
             }
         }
+        for (replicas, story) in losses() {
+            let name = format!("{renew_error:?}, {replicas} replicas, {story:?}");
+            worlds.push((name, strict_world(renew_error, replicas, story)));
+        }
     }
     worlds
 }
 
-fn small_world(renew_error: RenewError, ppm: [i64; 2], works: bool, story: Option<Kind>) -> Plan {
-    let options = Options {
+/// What strict is for. The first instance is cut off together with the old primary, where somebody is.
+fn losses() -> [(usize, Kind); 4] {
+    let cut = Some(Sides { nodes: 0, instances: 1 });
+    [
+        (1, Kind::Failover { to: 0, old: Old::Gone, cut: None }),
+        (2, Kind::Failover { to: 0, old: Old::Alive, cut: None }),
+        (2, Kind::Failover { to: 1, old: Old::Alive, cut }),
+        (0, Kind::Flush),
+    ]
+}
+
+/// The same under strict, which begins with a hold.
+fn strict_world(renew_error: RenewError, replicas: usize, story: Kind) -> Plan {
+    let strict = Some(Strict::replicas(replicas as u32));
+    let mut plan = small_world(renew_error, [-10_000, 10_000], false, Some(story));
+    for it in &mut plan.instances {
+        it.timing = options(renew_error, strict).check().expect("it keeps to the rules");
+    }
+    plan.faults.iter_mut().for_each(|fault| fault.at += TTL);
+    plan.quiet_at += TTL;
+    Plan { climate: Climate::Failover, replicas, ..plan }
+}
+
+fn options(renew_error: RenewError, strict: Option<Strict>) -> Options {
+    Options {
+        strict,
         ttl: Duration::from_nanos(TTL),
         wait: Duration::from_nanos(TTL / 5 * 6),
         jitter: Duration::ZERO,
         renew_error,
         ..Options::default()
-    };
-    let timing = options.check().expect("it keeps to the rules");
+    }
+}
+
+fn small_world(renew_error: RenewError, ppm: [i64; 2], works: bool, story: Option<Kind>) -> Plan {
+    let timing = options(renew_error, None).check().expect("it keeps to the rules");
     let instances = ppm.map(|ppm| Settings { timing, ppm, origin: 1 << 40, works }).to_vec();
     // Right after the first term has begun, and for longer than it lasts without renewal.
     let faults = story.map(|kind| Fault { at: TTL / 10, lasts: TTL * 12 / 10, kind }).into_iter().collect();
@@ -199,7 +231,9 @@ impl Chance for Chosen {
     }
 
     fn within(&mut self, _: usize, whom: usize, time: Nanos) -> Nanos {
-        time / 10 * (1 + whom as Nanos)
+        // One after the other, or late.
+        let part = [whom as Nanos % 10 + 1, 9][usize::from(self.choose(2))];
+        time / 10 * part
     }
 
     fn reaction(&mut self, _: usize, _: u64, grace: Nanos) -> Nanos {

@@ -3,8 +3,9 @@
 //!
 //! The instances are the crate's own [`Machine`](crate::election::machine::Machine); the scripts are the model that
 //! the embedded store runs on, which [`model`] compares with the scripts on a real server. Clocks, threads, the
-//! network and the server are simulated ([`world`]), and the promises are checked at each step ([`judge`]). The
-//! faults are drawn from a seed ([`random`]), or chosen exhaustively in small worlds ([`explore`]).
+//! network and the servers with their replicas are simulated ([`world`]), and the promises are checked at each step
+//! ([`judge`]). The faults are drawn from a seed ([`random`]), chosen exhaustively in small worlds ([`explore`]), or
+//! told one by one ([`stories`]).
 //!
 //! `tests/simulate.sh` runs more of it than a plain test does, for as long as it is told.
 

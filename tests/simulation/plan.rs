@@ -246,6 +246,12 @@ impl Plan {
         self
     }
 
+    /// Whether a server comes back with what it had earlier.
+    pub(super) fn looks_back(&self) -> bool {
+        let looks = |kind: &Kind| matches!(kind, Kind::Rewind(_) | Kind::Failover { old: Old::Back(_), .. });
+        self.faults.iter().any(|fault| looks(&fault.kind))
+    }
+
     /// How long after the last fault somebody leads at the latest: ttl + wait, a call and the threads' lags; under strict
     /// also one hold, after another that began before and came to nothing.
     pub(super) fn patience(&self) -> Nanos {

@@ -124,3 +124,14 @@ fn a_deleted_hold_is_waited_out() {
     ];
     nobody_leads_beside_another(faults, Vec::new(), 1);
 }
+
+/// The lease is deleted; the leader's renewal finds it gone, and is not told so in time.
+#[test]
+fn what_was_promised_is_kept_where_the_leader_is_not_told_of_its_loss() {
+    let faults = vec![
+        fault(2010, 0, Kind::DeleteLease),
+        fault(2490, 300, Kind::HoleIn(0)),
+        fault(2520, 10, Kind::Deaf(1)),
+    ];
+    nobody_leads_beside_another(faults, Vec::new(), 1);
+}

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::chance::Chance;
 use super::instance::Instance;
 use super::judge::{Cause, Figures, Judge};
-use super::plan::{Climate, Nanos, Plan, millis};
+use super::plan::{Nanos, Plan, millis};
 use super::replicas::Servers;
 use super::server::Ask;
 use crate::election::key::InstanceId;
@@ -207,7 +207,7 @@ pub(super) fn run(plan: &Plan, chance: &mut impl Chance, traced: bool) -> Verdic
         now: 0,
         queue: BinaryHeap::new(),
         pushed: 0,
-        servers: Servers::new(plan.replicas, if plan.climate == Climate::Failover { 8 } else { 0 }),
+        servers: Servers::new(plan.replicas, if plan.looks_back() { 8 } else { 0 }),
         waiting: Vec::new(),
         struck: vec![None; plan.faults.len()],
         instances,
@@ -339,7 +339,7 @@ impl<C: Chance> World<'_, C> {
             Event::Depart { who, life, op } => self.depart(who, life, op),
             Event::Arrive { packet, boot } => self.arrive(packet, boot),
             Event::Reply { packet: Packet { who: GO, life, .. }, result, .. } => {
-                self.go_answered(life, &result)
+                self.go_answered(life, &result);
             }
             Event::Reply { packet, result, acknowledged, boot } => {
                 self.reply(packet, result, acknowledged, boot);
