@@ -14,8 +14,8 @@ struct Spread {
     /// At which node, by its port, a group is.
     truth: Arc<Mutex<HashMap<String, u16>>>,
     learned: Arc<Mutex<HashMap<String, u16>>>,
-    /// What a session waits for before it answers, if anything.
-    gate: Arc<Mutex<Option<Receiver<()>>>>,
+    /// The node that does nothing until the sender is dropped, and what says that it was asked.
+    gate: Arc<Mutex<Option<(u16, Sender<()>, Receiver<()>)>>>,
     /// How many operations have been executed at a node.
     executed: Arc<AtomicUsize>,
     /// No session can be opened with the node of this port.
@@ -78,8 +78,11 @@ impl sealed::Open for Spread {
 
 impl Session for SpreadSession {
     fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>> {
-        let gate = lock(&self.store.gate).clone();
-        gate.map(|gate| gate.recv().expect_err("nothing is sent"));
+        let gate = lock(&self.store.gate).clone().filter(|(port, ..)| self.port == Some(*port));
+        if let Some((_, asked, opened)) = gate {
+            asked.send(()).expect("the test");
+            opened.recv().expect_err("nothing is sent");
+        }
         let execute = |operation: &Operation| {
             let lease = operation.group.lease();
             let port = lock(&self.store.truth)[lease];
@@ -162,9 +165,9 @@ fn a_node_that_no_session_can_be_opened_with_is_an_error_of_its_own_groups() {
     assert_eq!(good.status().counters.errors, 0);
 }
 
-/// Adds elections of so many groups, each at a node of its own.
-fn add_elections(driver: &Driver, store: &Spread, count: u16) -> Vec<Arc<Standing>> {
-    let timing = Options { ttl: Duration::from_secs(2), ..Options::default() }.check().expect("good options");
+/// Adds elections of so many groups, each at a node of its own, from port 1 on.
+fn add_elections(driver: &Driver, store: &Spread, count: u16, ttl: Duration) -> Vec<Arc<Standing>> {
+    let timing = Options { ttl, ..Options::default() }.check().expect("good options");
     let add = |number: u16| {
         let group = group(&number.to_string());
         store.put(&group, 1 + number);
@@ -180,21 +183,27 @@ fn add_elections(driver: &Driver, store: &Spread, count: u16) -> Vec<Arc<Standin
 #[test]
 fn what_is_redirected_after_its_election_has_stopped_is_not_sent_any_more() {
     let store = Spread::new();
-    let (open, gate) = bounded(0);
-    *lock(&store.gate) = Some(gate);
     let driver = start_driver(&store);
-    let standings = add_elections(&driver, &store, 2);
-    // Both attempts are on their way to any node, and will be sent on from there.
+    // Nothing is renewed meanwhile.
+    let standings = add_elections(&driver, &store, 2, CAP * 3);
+    standings.iter().for_each(|standing| drop(standing.wait(Some(CAP)).expect("leads")));
+    let ((ask, asked), (open, opened)) = (bounded(1), bounded(0));
+    *lock(&store.gate) = Some((1, ask, opened));
+    let (done, looked) = bounded(1);
+    driver.commands(0).send(Command::Look { done });
+    asked.recv_timeout(CAP).expect("the look is under way");
+    // Another elector has learned that the group is elsewhere now, so that the release takes another lane.
+    store.put(&group("0"), 3);
+    lock(&store.learned).insert(group("0").lease().to_owned(), 3);
     driver.commands(0).send(Command::Stop);
-    standings[0].wait(Some(CAP)).expect_err("it stops without having led");
-    *lock(&store.gate) = None;
+    eventually(|| standings[0].ended().is_some());
     drop(open);
-    standings[1].wait(Some(CAP)).expect("leads");
-    assert_eq!(store.executed.load(Ordering::Acquire), 1, "an attempt of the one that has stopped was made");
+    looked.recv_timeout(CAP).expect_err("nobody is told");
     driver.commands(1).send(Command::Stop);
     driver.close();
     driver.ended().recv_timeout(CAP).expect_err("nothing is sent");
     driver.join();
+    assert_eq!(store.executed.load(Ordering::Acquire), 4, "two attempts, two releases, and a look");
 }
 
 #[test]
@@ -202,7 +211,7 @@ fn the_threads_of_all_lanes_are_counted() {
     let store = Spread::new();
     let driver = start_driver(&store);
     assert_eq!(driver.threads(), 3);
-    let standings = add_elections(&driver, &store, 5);
+    let standings = add_elections(&driver, &store, 5, Duration::from_secs(2));
     driver.close();
     for standing in &standings {
         standing.wait(Some(CAP)).expect("leads");
