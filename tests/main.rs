@@ -5,6 +5,7 @@
 
 mod support;
 
+mod acl;
 mod chaos;
 mod command_line;
 mod demo;
@@ -18,4 +19,5 @@ mod regressions;
 mod resources;
 mod stress;
 mod timing;
+mod tls;
 mod wakes;

@@ -2,10 +2,12 @@
 
 use redis::{Cmd, ServerError, Value, cmd};
 
-use super::fault;
-use super::resolve::{Names, Resolver};
+use super::credentials::{Credentials, Login};
+use super::resolve::Names;
+use super::tls::Tls;
 use super::url::{Address, Target};
 use super::wire::{Broken, Patience, Wire};
+use super::{Access, fault};
 use crate::election::store::{Class, Lookups, Outcome, StoreError};
 
 /// What the server shows for our connections in `CLIENT LIST`.
@@ -16,18 +18,41 @@ const CLIENT_NAME: &str = "taskrunner";
 pub(super) struct Dialer {
     target: Target,
     names: Names,
+    tls: Option<Tls>,
+    login: Login,
+    /// What the connection that is dialled logs in with.
+    credentials: Option<Credentials>,
+    /// Of name look-ups and of calls for credentials.
+    running: Lookups,
     /// Whether it was said that the server's role cannot be known.
     warned: bool,
 }
 
 impl Dialer {
-    pub(super) fn new(target: Target, resolver: Resolver) -> Self {
-        Self { target, names: Names::new(resolver), warned: false }
+    pub(super) fn new(target: Target, access: Access) -> Self {
+        let running = Lookups::default();
+        Self {
+            target,
+            names: Names::new(access.resolver, running.clone()),
+            tls: access.tls,
+            login: Login::new(access.credentials, running.clone()),
+            credentials: None,
+            running,
+            warned: false,
+        }
     }
 
-    /// Another one for the same server, which shares the look-ups of its name.
+    /// Another one for the same server, which shares the look-ups of its name and the calls for credentials.
     pub(super) fn twin(&self) -> Self {
-        Self { target: self.target.clone(), names: self.names.clone(), warned: true }
+        Self {
+            target: self.target.clone(),
+            names: self.names.clone(),
+            tls: self.tls.clone(),
+            login: self.login.clone(),
+            credentials: None,
+            running: self.running.clone(),
+            warned: true,
+        }
     }
 
     pub(super) fn address(&self) -> &Address {
@@ -35,11 +60,12 @@ impl Dialer {
     }
 
     pub(super) fn lookups(&self) -> Lookups {
-        self.names.lookups()
+        self.running.clone()
     }
 
     /// A new connection, ready for operations. Every error is `NotSent`: of those nothing was sent.
     pub(super) fn dial(&mut self, patience: &Patience<'_>) -> Result<Wire, StoreError> {
+        self.credentials = self.login.credentials(self.target.credentials.as_ref(), patience)?;
         let (host, port) = match &self.target.address {
             Address::Unix(path) => {
                 let wire = Wire::unix(path, patience)
@@ -56,6 +82,7 @@ impl Dialer {
             let share = patience.share(addresses.len() - index);
             let wire =
                 Wire::tcp(*address, &share).map_err(|broken| self.broken("connecting to", broken, &share));
+            let wire = wire.and_then(|wire| self.encrypt(wire, &share));
             match wire.and_then(|wire| self.shake_hands(wire, &share)) {
                 Ok(wire) => return Ok(wire),
                 // A wrong password is wrong at every address, and trying it can lock the user out.
@@ -64,6 +91,26 @@ impl Dialer {
             }
         }
         Err(refused.unwrap_or_else(|| self.not_sent(Class::Passing, "has no address to connect to")))
+    }
+
+    /// The same connection, with TLS if that is wanted.
+    fn encrypt(&self, wire: Wire, patience: &Patience<'_>) -> Result<Wire, StoreError> {
+        let (Some(tls), Address::Tcp { host, .. }) = (&self.tls, &self.target.address) else {
+            return Ok(wire);
+        };
+        wire.encrypted(tls, host, patience).map_err(|broken| {
+            let is_mute = matches!(broken, Broken::Late | Broken::Closed);
+            let error = self.broken("the TLS handshake with", broken, patience);
+            if is_mute {
+                return self
+                    .not_sent(
+                        error.class(),
+                        "gave no answer of TLS; a server without TLS on this port does not, either",
+                    )
+                    .with_source(error);
+            }
+            error
+        })
     }
 
     /// Logs in, chooses the database and makes sure of the role, in one round trip as a rule.
@@ -105,10 +152,10 @@ impl Dialer {
         select: Option<Cmd>,
         patience: &Patience<'_>,
     ) -> Result<Wire, StoreError> {
-        let auth = self.target.password.as_ref().map(|password| {
+        let auth = self.credentials.as_ref().map(|Credentials { user, password }| {
             let mut auth = cmd("AUTH");
             // A server of that age knows no users, and takes the password alone.
-            if let Some(user) = &self.target.username {
+            if let Some(user) = user {
                 auth.arg(user);
             }
             auth.arg(password).take()
@@ -125,8 +172,8 @@ impl Dialer {
     fn hello(&self) -> Cmd {
         let mut hello = cmd("HELLO");
         hello.arg(3);
-        if let Some(password) = &self.target.password {
-            hello.arg("AUTH").arg(self.target.username.as_deref().unwrap_or("default")).arg(password);
+        if let Some(Credentials { user, password }) = &self.credentials {
+            hello.arg("AUTH").arg(user.as_deref().unwrap_or("default")).arg(password);
         }
         hello.arg("SETNAME").arg(CLIENT_NAME).take()
     }
@@ -138,14 +185,23 @@ impl Dialer {
         commands: &[Cmd],
         patience: &Patience<'_>,
     ) -> Result<Vec<Value>, StoreError> {
-        let broken = |broken| self.broken("the handshake with", broken, patience);
+        let broken = |broken| {
+            let is_cut = matches!(broken, Broken::Closed | Broken::Io(_));
+            let error = self.broken("the handshake with", broken, patience);
+            if is_cut && self.tls.is_none() && matches!(self.target.address, Address::Tcp { .. }) {
+                let what = "broke off at the first command; a server that wants TLS on this port (rediss://) does, too";
+                return self.not_sent(error.class(), what).with_source(error);
+            }
+            error
+        };
         let mut packed = Vec::new();
         commands.iter().for_each(|command| command.write_packed_command(&mut packed));
         let sent = wire.send(&packed, patience);
         let replies = commands.iter().map(|_| wire.receive(patience)).collect::<Result<Vec<_>, _>>();
         match (sent, replies) {
             (_, Ok(replies)) => Ok(replies),
-            (Ok(()), Err(error)) => Err(broken(error)),
+            // Also where it could not all be sent: a server that refuses our certificate closes at once.
+            (_, Err(error @ Broken::Misconfigured(_))) | (Ok(()), Err(error)) => Err(broken(error)),
             (Err((_, error)), Err(_)) => Err(broken(error)),
         }
     }
@@ -233,6 +289,9 @@ pub(super) fn describe(
             new(format!("{doing} {address} took longer than the {:?} allowed", patience.allowed()))
         }
         Broken::Closed => new(format!("{doing} {address} failed: the server closed the connection")),
+        Broken::Misconfigured(why) => {
+            StoreError::new(outcome, Class::Configuration, format!("{doing} {address} failed: {why}"))
+        }
         Broken::Garbage(what) => new(format!("{doing} {address} failed: the server sent {what}")),
         Broken::Io(error) => new(format!("{doing} {address} failed")).with_source(error),
     }

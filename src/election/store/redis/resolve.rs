@@ -1,21 +1,13 @@
-//! Looking up a name without waiting longer than the budget: on a thread of its own.
-//!
-//! The system's look-up cannot be bounded nor stopped; it takes ten seconds and more when the name
-//! servers are silent.
+//! From a name to addresses.
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::sync::Arc;
 
-use super::wire::{Broken, Patience};
-use crate::election::store::{Class, Lookups, Outcome, StoreError};
-
-/// Of the time left, a look-up gets one part in this many while there are addresses from an earlier
-/// one: the rest is for dialling those.
-const LOOKUP_PARTS: usize = 2;
+use super::aside::Aside;
+use super::wire::Patience;
+use crate::election::store::{Lookups, StoreError};
 
 /// How a host and a port become addresses.
 #[derive(Clone)]
@@ -44,53 +36,17 @@ impl fmt::Debug for Resolver {
     }
 }
 
-/// The look-ups of one elector's connections: at most one is under way, and what the last good one said
-/// is kept. Clones share both.
+/// The look-ups of one host for one elector's connections. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     resolver: Resolver,
-    state: Arc<Mutex<State>>,
-    lookups: Lookups,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    under_way: Option<Arc<UnderWay>>,
-    last_good: Vec<SocketAddr>,
-}
-
-/// What a look-up said; shared by all who wait for it.
-type Answer = Result<Vec<SocketAddr>, Arc<io::Error>>;
-
-/// A look-up that has not been taken note of yet.
-#[derive(Debug)]
-struct UnderWay {
-    /// Readable, at its end, once the thread has ended.
-    ended: UnixStream,
-    /// Empty when the thread ended by a panic.
-    answer: Arc<OnceLock<Answer>>,
-}
-
-/// Held by the thread of a look-up; dropping it, on unwind too, tells the session.
-struct Running {
-    lookups: Lookups,
-    _ended: UnixStream,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.lookups.ended();
-    }
+    lookups: Aside<Vec<SocketAddr>>,
 }
 
 impl Names {
-    pub(super) fn new(resolver: Resolver) -> Self {
-        Self { resolver, state: Arc::default(), lookups: Lookups::default() }
-    }
-
-    /// How many threads of look-ups are running, readable from anywhere.
-    pub(super) fn lookups(&self) -> Lookups {
-        self.lookups.clone()
+    /// The threads are counted there.
+    pub(super) fn new(resolver: Resolver, running: Lookups) -> Self {
+        Self { resolver, lookups: Aside::new(running) }
     }
 
     /// The addresses of a host, in the order to try them; never none.
@@ -105,77 +61,11 @@ impl Names {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
-        let last_good = self.state().last_good.clone();
-        let share = patience.share(if last_good.is_empty() { 1 } else { LOOKUP_PARTS });
-        match self.look_up(host, port, &share) {
-            Err(error) if last_good.is_empty() => Err(error),
-            Err(error) => {
-                log::debug!("{error}; using the addresses of the last look-up");
-                Ok(last_good)
-            }
-            looked_up => looked_up,
-        }
+        let (resolver, name) = (self.resolver.clone(), host.to_owned());
+        let look_up = move || match (resolver.0)(&name, port)? {
+            addresses if addresses.is_empty() => Err(io::Error::other("it has no address")),
+            addresses => Ok(addresses),
+        };
+        self.lookups.ask("tr-lookup", &format!("looking up the name {host}"), look_up, patience)
     }
-
-    fn look_up(&self, host: &str, port: u16, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
-        let under_way = self.under_way(host, port).map_err(|error| {
-            failed(format!("could not begin to look up the name {host}")).with_source(error)
-        })?;
-        if let Err(broken) = patience.readable(&under_way.ended) {
-            let allowed = patience.allowed();
-            return Err(match broken {
-                Broken::Io(error) => failed(format!("could not wait for the name {host}")).with_source(error),
-                _ => failed(format!("looking up the name {host} took longer than the {allowed:?} allowed")),
-            });
-        }
-        let mut state = self.state();
-        // Whoever comes first takes note of it; the next to ask begins another.
-        state.under_way.take_if(|other| Arc::ptr_eq(other, &under_way));
-        match under_way.answer.get() {
-            Some(Ok(addresses)) if !addresses.is_empty() => {
-                state.last_good.clone_from(addresses);
-                Ok(addresses.clone())
-            }
-            Some(Ok(_)) => Err(failed(format!("the name {host} has no address"))),
-            Some(Err(error)) => {
-                Err(failed(format!("could not look up the name {host}")).with_source(Arc::clone(error)))
-            }
-            None => Err(failed(format!("the resolver panicked while looking up the name {host}"))),
-        }
-    }
-
-    /// The look-up to wait for. One that is stuck is waited for rather than doubled: threads must not pile
-    /// up behind it.
-    fn under_way(&self, host: &str, port: u16) -> io::Result<Arc<UnderWay>> {
-        let mut state = self.state();
-        if let Some(under_way) = &state.under_way {
-            return Ok(Arc::clone(under_way));
-        }
-        let under_way = Arc::new(self.begin(host, port)?);
-        state.under_way = Some(Arc::clone(&under_way));
-        Ok(under_way)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Starts the thread of a look-up. It is not joined: nothing can end a look-up that is stuck.
-    fn begin(&self, host: &str, port: u16) -> io::Result<UnderWay> {
-        let (ended, far) = UnixStream::pair()?;
-        let answer = Arc::new(OnceLock::new());
-        let (resolver, host, slot) = (self.resolver.clone(), host.to_owned(), Arc::clone(&answer));
-        let running = Running { lookups: self.lookups.begun(), _ended: far };
-        thread::Builder::new().name("tr-lookup".to_owned()).spawn(move || {
-            // Moved in first, so that it is dropped last: after the answer is there.
-            let _running = running;
-            let answer = (resolver.0)(&host, port).map_err(Arc::new);
-            slot.set(answer).expect("nobody else answers");
-        })?;
-        Ok(UnderWay { ended, answer })
-    }
-}
-
-fn failed(message: String) -> StoreError {
-    StoreError::new(Outcome::NotSent, Class::Passing, message)
 }

@@ -115,7 +115,7 @@ fn bound_accepts(listener: impl AsFd) {
 }
 
 fn session_of(store: &RedisStore) -> RedisSession {
-    RedisSession::new(Dialer::new(store.target.clone(), store.resolver.clone())).expect("descriptors")
+    RedisSession::new(Dialer::new(store.target.clone(), store.access.clone())).expect("descriptors")
 }
 
 fn session(url: &str) -> RedisSession {
@@ -765,7 +765,7 @@ fn a_name_that_stops_resolving_keeps_its_last_good_addresses() {
 #[test]
 fn a_look_up_that_fails_or_panics_is_an_error_that_names_it() {
     for (answer, what) in [
-        (Some(Err(io::Error::other("no such host"))), "could not look up"),
+        (Some(Err(io::Error::other("no such host"))), "looking up"),
         (Some(Ok(vec![])), "no address"),
         (None, "panicked"),
     ] {
@@ -822,7 +822,7 @@ const WAKE_LIMIT: Duration = Duration::from_secs(2);
 
 fn listener(url: &str) -> RedisListener {
     let store = RedisStore::open(url).expect("a good URL");
-    RedisListener::new(Dialer::new(store.target, store.resolver)).expect("descriptors")
+    RedisListener::new(Dialer::new(store.target, store.access)).expect("descriptors")
 }
 
 fn example() -> [Group; 1] {

@@ -1,20 +1,23 @@
 //! What a Redis URL says.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
 use redis::{ConnectionAddr, IntoConnectionInfo};
 use rustix::net::SocketAddrUnix;
 
+use super::credentials::Credentials;
 use crate::election::error::Error;
 
 /// Where a server is, and how to log in there.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) address: Address,
-    pub(super) username: Option<String>,
-    pub(super) password: Option<String>,
+    pub(super) credentials: Option<Credentials>,
     pub(super) database: u32,
+    /// Whether the URL asks for TLS.
+    pub(super) tls: bool,
 }
 
 /// Where a server is.
@@ -39,14 +42,18 @@ impl Target {
         // Up to the path; what stands before the last @ is user and password.
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let hosts = authority.rsplit('@').next().unwrap_or_default();
+        let tls = matches!(&*scheme.to_ascii_lowercase(), "rediss" | "valkeys");
         match &*scheme.to_ascii_lowercase() {
-            "redis" | "valkey" if hosts.contains(',') => {
+            "rediss" | "valkeys" if cfg!(not(feature = "tls")) => {
+                return Err(bad("asks for TLS, which needs the feature `tls` of this crate"));
+            }
+            "redis" | "valkey" | "rediss" | "valkeys" if hosts.contains(',') => {
                 return Err(bad("names several hosts; Redis Cluster is not supported yet"));
             }
-            "redis" | "valkey" if hosts.is_empty() || hosts.starts_with(':') => {
+            "redis" | "valkey" | "rediss" | "valkeys" if hosts.is_empty() || hosts.starts_with(':') => {
                 return Err(bad("names no host"));
             }
-            "redis" | "valkey" => {}
+            "redis" | "valkey" | "rediss" | "valkeys" => {}
             "unix" | "redis+unix" | "valkey+unix" if !authority.is_empty() => {
                 return Err(bad(
                     "names a host where a socket's path should begin: write three slashes after unix:",
@@ -58,7 +65,6 @@ impl Target {
                 return Err(bad("names no socket path"));
             }
             "unix" | "redis+unix" | "valkey+unix" => {}
-            "rediss" | "valkeys" => return Err(bad("asks for TLS, which is not supported yet")),
             "redis-cluster" | "redis+cluster" | "valkey-cluster" | "valkey+cluster" | "rediss-cluster"
             | "rediss+cluster" => {
                 return Err(bad("asks for Redis Cluster, which is not supported yet"));
@@ -69,13 +75,15 @@ impl Target {
             }
             _ => {
                 return Err(bad(
-                    "has a scheme that is none of redis, valkey, unix, redis+unix and valkey+unix",
+                    "has a scheme that is none of redis, rediss, valkey, valkeys, unix, redis+unix and valkey+unix",
                 ));
             }
         }
         refuse_unknown_parameters(rest, scheme.to_ascii_lowercase().contains("unix"))?;
+        // TLS is ours, and the crate need not know of it.
+        let url: Cow<'_, str> = if tls { format!("redis://{rest}").into() } else { url.into() };
         // The crate's error may quote the URL, so it is not a source of ours.
-        let info = url.into_connection_info().map_err(|_| {
+        let info = (*url).into_connection_info().map_err(|_| {
             bad("cannot be parsed; special characters in user and password must be percent-encoded, and a database is a number")
         })?;
         let address = match info.addr() {
@@ -91,16 +99,16 @@ impl Target {
             _ => return Err(bad("names an address of a kind that is not supported")),
         };
         let settings = info.redis_settings();
-        let username = settings.username().map(str::to_owned);
+        let (user, password) = (settings.username(), settings.password());
         // A user without a password may log in with any; the empty one is what the command wants then.
-        let password =
-            settings.password().map(str::to_owned).or_else(|| username.as_ref().map(|_| String::new()));
+        let credentials = (user.is_some() || password.is_some())
+            .then(|| Credentials::new(user, password.unwrap_or_default()));
         // Servers read it as an i32.
         let database = u32::try_from(settings.db())
             .ok()
             .filter(|database| i32::try_from(*database).is_ok())
             .ok_or_else(|| bad("has a database number that is negative or too large"))?;
-        Ok(Self { address, username, password, database })
+        Ok(Self { address, credentials, database, tls })
     }
 }
 
@@ -126,16 +134,6 @@ fn bad(what: &str) -> Error {
     Error::options(format!(
         "the Redis URL {what}; a good one is redis://user:password@host:6379/0 or unix:///path/to/redis.sock?db=0"
     ))
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Target")
-            .field("address", &self.address)
-            .field("username", &self.username)
-            .field("database", &self.database)
-            .finish_non_exhaustive()
-    }
 }
 
 impl fmt::Display for Address {
@@ -171,8 +169,23 @@ mod tests {
         ] {
             let target = Target::parse(url).unwrap_or_else(|e| panic!("{url}: {e}"));
             assert_eq!(target.address, address, "{url}");
-            let login = (target.username.as_deref(), target.password.as_deref(), target.database);
-            assert_eq!(login, (username, password, database), "{url}");
+            let credentials = password.map(|password| Credentials::new(username, password));
+            assert_eq!((target.credentials, target.database), (credentials, database), "{url}");
+        }
+    }
+
+    #[test]
+    fn tls_is_asked_for_by_the_scheme() {
+        for (url, tls) in
+            [("rediss://u:p@h/2", true), ("Valkeys://u:p@h/2", true), ("redis://u:p@h/2", false)]
+        {
+            match Target::parse(url) {
+                Ok(target) => assert_eq!((target.tls, target.database), (tls, 2), "{url}"),
+                Err(error) => {
+                    let named = error.to_string().contains("feature `tls`");
+                    assert!(tls && named && cfg!(not(feature = "tls")), "{url}: {error}");
+                }
+            }
         }
     }
 
@@ -186,8 +199,9 @@ mod tests {
             ("127.0.0.1:6379", "no scheme"),
             ("http://u:hunter2@h", "scheme that is none of"),
             ("hunter2://h", "scheme that is none of"),
-            ("rediss://u:hunter2@h", "TLS"),
-            ("valkeys://u:hunter2@h", "TLS"),
+            ("rediss://u:hunter2@h#insecure", "fragment"),
+            ("rediss://u:hunter2@a:1,b:2", "several hosts"),
+            ("valkeys://u:hunter2@", "no host"),
             ("redis-cluster://u:hunter2@h", "Cluster"),
             ("redis+cluster://u:hunter2@h", "Cluster"),
             ("redis://u:hunter2@a:1,b:2", "several hosts"),
