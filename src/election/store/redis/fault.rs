@@ -55,6 +55,16 @@ const PHRASES: &[(&str, Class)] = &[
     ("error compiling script", Class::Configuration),
 ];
 
+/// What a user lacks where the server's text names it badly or not at all. In lower case, as what is searched for.
+const RIGHTS: &[(&str, &str)] = &[
+    (
+        "can't run this command",
+        "the server does not say which one: the scripts need get, set, del, pttl, pexpire, hset, hdel, hmget and time, and info under strict",
+    ),
+    ("channel", "the user needs the channels &taskrunner:leader:*"),
+    (" key", "the user needs the keys ~taskrunner:leader:* and ~{taskrunner:leader:*"),
+];
+
 /// Whether trying again can help after this error, and its text as it may be shown.
 pub(super) fn classify(error: &ServerError) -> (Class, String) {
     let code = error.code();
@@ -71,6 +81,12 @@ pub(super) fn classify(error: &ServerError) -> (Class, String) {
         told.map_or(Class::Passing, |(_, class)| *class)
     });
     let mut text = shown(code, details);
+    let details = details.to_lowercase();
+    if code == "NOPERM" || ["can't ", "acl failure"].iter().any(|phrase| details.contains(phrase)) {
+        if let Some((_, lacks)) = RIGHTS.iter().find(|(phrase, _)| details.contains(phrase)) {
+            text.push_str(&format!(" ({lacks})"));
+        }
+    }
     if matches!(code, "MOVED" | "ASK" | "CROSSSLOT") {
         text.push_str(" (the server is a Redis Cluster node, which this version does not follow yet)");
     }
@@ -233,6 +249,24 @@ mod tests {
         for text in ["MOVED 1 h:1", "ASK 1 h:1", "CROSSSLOT Keys in request don't hash to the same slot"] {
             let shown = classify(&error(text)).1;
             assert!(shown.starts_with(text) && shown.contains("Redis Cluster node"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_right_that_the_server_does_not_name_is_named() {
+        for (text, _) in TEXTS {
+            let shown = classify(&error(text)).1;
+            let lacks = [
+                ("can't run this command", "hmget"),
+                ("access a key", "~{taskrunner:leader:*"),
+                ("of the keys", "~{taskrunner:leader:*"),
+                ("access a channel", "&taskrunner:leader:*"),
+            ];
+            for (phrase, right) in lacks {
+                assert_eq!(text.contains(phrase), shown.contains(right) && text.contains(phrase), "{shown}");
+            }
+            let is_right = lacks.iter().any(|(phrase, _)| text.contains(phrase));
+            assert!(is_right || !shown.contains("needs the") && !shown.contains("scripts need"), "{shown}");
         }
     }
 

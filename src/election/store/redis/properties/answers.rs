@@ -151,7 +151,12 @@ fn is_yes(action: Action, reply: &Value, said: &Answer, ttl: Duration) -> bool {
             let expected = if *left == -1 { ttl.as_millis() } else { left.unsigned_abs().into() };
             *word == bulk("renewed") && *left >= -1 && told.as_millis() == expected
         }
-        (Action::Release { .. }, [word], Answer::Released) => *word == bulk("released"),
+        // With what the server had against waking the followers.
+        (
+            Action::Release { .. },
+            [word] | [word, Value::BulkString(_) | Value::SimpleString(_)],
+            Answer::Released,
+        ) => *word == bulk("released"),
         _ => false,
     }
 }
