@@ -36,7 +36,18 @@ fn without(right: &str) -> Vec<&'static str> {
 
 /// A user's name that goes into a URL as it is.
 fn user_without(right: &str) -> String {
-    right.chars().map(|c| if c.is_alphanumeric() { c } else if c == '{' { 'b' } else { 'x' }).collect()
+    right
+        .chars()
+        .map(|c| {
+            if c.is_alphanumeric() {
+                c
+            } else if c == '{' {
+                'b'
+            } else {
+                'x'
+            }
+        })
+        .collect()
 }
 
 /// Makes a user of exactly these rights, whose password is its name.

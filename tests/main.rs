@@ -18,6 +18,7 @@ mod logging;
 mod regressions;
 mod resources;
 mod stress;
+mod strict;
 mod timing;
 mod tls;
 mod wakes;

@@ -23,8 +23,8 @@ pub enum RenewError {
 /// Redis acknowledges a write before its replicas have it, and one without persistence forgets all of them. A
 /// lease that is lost so can be won by another instance while the first still leads by it. Under strict
 ///
-/// - a win or a renewal counts only when half of the replicas, rounded up, have acknowledged it within an
-///   eighth of ttl (`WAIT`). If they do not, an attempt has failed, and a renewal failed with an error.
+/// - a win or a renewal counts only when half of the replicas, rounded up, have acknowledged it (`WAIT`) within
+///   an eighth of ttl, or a second. If they do not, an attempt has failed, and a renewal failed with an error.
 /// - on a data set that has not acknowledged a lease of this group before, the lease is parked for the longest
 ///   ttl of the group before anybody leads; so is one that is gone before its time, for what was left of it.
 ///

@@ -1,6 +1,7 @@
 //! The machine in virtual time: each case is a script of inputs and everything that must follow.
 
 mod regressions;
+mod strict;
 
 use super::*;
 use crate::election::store::{Class, Holding, Outcome};

@@ -24,6 +24,8 @@ pub(crate) const HOLD: &str = "hold/";
 
 /// Acknowledgements are waited for this part of ttl at most.
 const WAIT_PART: u32 = 8;
+/// And not for longer than this, so that what is short of them is known, and taken back, within a call.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The checked settings of strict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,8 +114,9 @@ impl Wait {
         let waits = batch.iter().filter_map(|operation| {
             let counts = matches!(operation.action, Action::Acquire { .. } | Action::Renew { .. });
             let replicas = operation.strict.filter(|_| counts)?.quorum();
-            let limit = Duration::from_millis(u64::try_from((operation.ttl / WAIT_PART).as_millis()).ok()?);
-            Some(Self { replicas, limit: limit.max(Duration::from_millis(1)) }).filter(|_| replicas > 0)
+            let part = (operation.ttl / WAIT_PART).min(LONGEST_WAIT);
+            let millis = u64::try_from(part.as_millis()).unwrap_or(u64::MAX).max(1);
+            Some(Self { replicas, limit: Duration::from_millis(millis) }).filter(|_| replicas > 0)
         });
         waits.reduce(|one, two| Self {
             replicas: one.replicas.max(two.replicas),
@@ -178,6 +181,10 @@ impl Ledger {
                 }
                 just(Ok(said.answer.clone()))
             }
+            // Nobody could lead after this hold, and that must be known.
+            (Answer::Held(_), Some(error)) if said.lineage.is_some() => {
+                just(Err(error.with_outcome(Outcome::Refused)))
+            }
             (Answer::Held(_), None) if matches!(operation.action, Action::Acquire { .. }) => {
                 let settle =
                     |lineage: &Lineage| Call::Settle { lineage: lineage.clone(), longest: strict.longest };
@@ -228,4 +235,133 @@ fn short(
         operation.group.lease()
     );
     Some(StoreError::new(Outcome::Unknown, class, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::election::key::{Group, InstanceId};
+    use crate::election::store::Holding;
+
+    const MS: Duration = Duration::from_millis(1);
+    const WINS: Action = Action::Acquire { attempt: 1, floor: 0 };
+    const RENEWS: Action = Action::Renew { token: 7 };
+
+    fn operation(action: Action, replicas: impl Into<Option<u32>>, ttl: Duration) -> Operation {
+        let strict = replicas.into().map(|replicas| Strictness { replicas, longest: 9_000 * MS });
+        let group = Group::new("example").expect("a good name");
+        Operation { group, id: InstanceId::from("me"), ttl, action, strict }
+    }
+
+    #[test]
+    fn a_batch_waits_for_the_most_replicas_and_for_the_shortest_part_of_a_ttl() {
+        let of = |batch: &[Operation]| Wait::of(batch).map(|wait| (wait.replicas, wait.limit));
+        let wins = |replicas: u32, millis: u32| operation(WINS, replicas, MS * millis);
+        assert_eq!(of(&[wins(2, 5_000)]), Some((1, 625 * MS)));
+        assert_eq!(of(&[wins(2, 60_000)]), Some((1, 1_000 * MS)), "within a call");
+        assert_eq!(of(&[wins(1, 100)]), Some((1, 12 * MS)), "whole milliseconds");
+        assert_eq!(of(&[wins(1, 1)]), Some((1, MS)), "WAIT n 0 would wait for ever");
+        assert_eq!(of(&[wins(1, 5_000), wins(5, 1_000), wins(0, 100)]), Some((3, 125 * MS)));
+        let idle =
+            [Action::Look, Action::Release { token: 7 }].map(|action| operation(action, 2, 5_000 * MS));
+        assert_eq!(of(&idle), None);
+        assert_eq!(of(&[wins(0, 5_000), operation(WINS, None, 5_000 * MS)]), None);
+    }
+
+    fn said(answer: Answer, lineage: &str) -> Result<Said, StoreError> {
+        let lineage = Some(lineage).filter(|name| !name.is_empty()).map(Lineage::from);
+        Ok(Said { answer, lineage })
+    }
+
+    fn error() -> StoreError {
+        StoreError::new(Outcome::Unknown, Class::Configuration, "the server refused WAIT")
+    }
+
+    #[test]
+    fn what_too_few_have_acknowledged_does_not_count() {
+        let won = || Answer::Won { token: 7, ahead: Duration::ZERO };
+        let renewed = || Answer::Renewed { left: MS };
+        for (action, answer, replicas, acknowledged, counts) in [
+            (WINS, won(), 3, Ok(2), true),
+            (WINS, won(), 3, Ok(1), false),
+            (WINS, won(), 2, Ok(1), true),
+            (WINS, won(), 1, Ok(0), false),
+            (WINS, won(), 0, Ok(0), true),
+            (WINS, won(), 1, Err(error()), false),
+            (RENEWS, renewed(), 3, Ok(1), false),
+            (RENEWS, renewed(), 1, Ok(1), true),
+            (RENEWS, renewed(), 1, Err(error()), false),
+        ] {
+            let operation = operation(action, replicas, 5_000 * MS);
+            let concluded =
+                Ledger::default().conclude(&operation, said(answer.clone(), "here"), &acknowledged);
+            let undone = matches!(concluded.then, Some(Call::Release { token: 7, wake: false }));
+            assert_eq!(undone, !counts && action == WINS, "{action:?} {acknowledged:?}");
+            match concluded.result {
+                Ok(result) => assert!(counts && result == answer, "{action:?} {acknowledged:?}"),
+                Err(failed) => {
+                    assert!(!counts, "{action:?} {acknowledged:?}");
+                    let class = acknowledged.err().map_or(Class::Passing, |error| error.class());
+                    assert_eq!((failed.outcome(), failed.class()), (Outcome::Unknown, class));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_was_acknowledged_is_told_to_the_next_renewal_of_the_same_token() {
+        let mut ledger = Ledger::default();
+        let renews = |token| operation(Action::Renew { token }, 2, 5_000 * MS);
+        let renewed = || said(Answer::Renewed { left: MS }, "here");
+        let told = |ledger: &Ledger, token| match ledger.call(&renews(token)) {
+            Call::Renew { strict: Some(Acknowledged(lineage)), .. } => lineage,
+            call => panic!("{call:?}"),
+        };
+        assert_eq!(told(&ledger, 7), None);
+        ledger.conclude(&renews(7), renewed(), &Ok(0));
+        assert_eq!(told(&ledger, 7), None, "nobody acknowledged it");
+        ledger.conclude(&renews(7), renewed(), &Ok(1));
+        assert_eq!(told(&ledger, 7), Some("here".into()));
+        assert_eq!(told(&ledger, 8), None, "another term");
+        ledger.conclude(&operation(Action::Look, 2, MS), Ok(Answer::Vacant.into()), &Ok(0));
+        assert_eq!(told(&ledger, 7), Some("here".into()), "a look is no renewal");
+        ledger.conclude(&renews(7), Err(error()), &Ok(1));
+        assert_eq!(told(&ledger, 7), None, "the last one failed");
+    }
+
+    #[test]
+    fn what_was_parked_is_settled_once_it_is_acknowledged() {
+        let parked = |remaining| {
+            let holder = InstanceId::from("hold/me");
+            Answer::Held(Holding { holder, token: None, remaining: Some(remaining), replicas: None })
+        };
+        let settle = Call::Settle { lineage: "here".into(), longest: 9_000 * MS };
+        for (lineage, acknowledged, then) in [
+            ("here", Ok(1), Some(settle)),
+            ("here", Ok(0), None),
+            ("here", Err(error()), None),
+            // Parked on the recorded data set.
+            ("", Ok(1), None),
+        ] {
+            let operation = operation(WINS, 2, 5_000 * MS);
+            let concluded =
+                Ledger::default().conclude(&operation, said(parked(5 * MS), lineage), &acknowledged);
+            assert_eq!(concluded.then, then, "{lineage} {acknowledged:?}");
+            match concluded.result {
+                Ok(answer) => assert_eq!(answer, parked(5 * MS), "{lineage} {acknowledged:?}"),
+                Err(error) => assert!(then.is_none() && lineage == "here", "{acknowledged:?}: {error}"),
+            }
+        }
+        let anew = followed(Ok(parked(5 * MS)), Ok(parked(9_000 * MS).into()));
+        assert_eq!(anew.expect("it is held"), parked(9_000 * MS));
+        assert_eq!(followed(Ok(parked(5 * MS)), Err(error())).expect("it is held"), parked(5 * MS));
+    }
+
+    #[test]
+    fn a_win_that_was_taken_back_leaves_nothing_unknown() {
+        let failed = |said| followed(Err(error()), said).expect_err("it does not count").outcome();
+        assert_eq!(failed(Ok(Answer::Released.into())), Outcome::Refused);
+        assert_eq!(failed(Ok(Answer::Vacant.into())), Outcome::Refused);
+        assert_eq!(failed(Err(error())), Outcome::Unknown);
+    }
 }

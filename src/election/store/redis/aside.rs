@@ -132,6 +132,11 @@ impl<T: Clone + Send + Sync + 'static> Aside<T> {
         Ok(under_way)
     }
 
+    /// Whether a call runs, or its answer was not taken note of.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.state().under_way.is_some()
+    }
+
     fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,13 +1,18 @@
 //! From a name to addresses.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::aside::Aside;
 use super::wire::Patience;
-use crate::election::store::{Lookups, StoreError};
+use crate::election::store::{Class, Lookups, Outcome, StoreError};
+
+/// How many names are remembered. Nodes of a cluster and sentinels name others: one that lies must fill
+/// neither the memory nor the system with threads.
+const MOST_NAMES: usize = 64;
 
 /// How a host and a port become addresses.
 #[derive(Clone)]
@@ -36,17 +41,24 @@ impl fmt::Debug for Resolver {
     }
 }
 
-/// The look-ups of one host for one elector's connections. Clones share them.
+/// The look-ups of one elector's connections: at most one of a name is under way, and what the last good one
+/// said is kept. Clones share both.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     resolver: Resolver,
-    lookups: Aside<Vec<SocketAddr>>,
+    lookups: Arc<Mutex<HashMap<Name, Lookup>>>,
+    running: Lookups,
 }
+
+/// A host and a port.
+type Name = (String, u16);
+
+type Lookup = Aside<Vec<SocketAddr>>;
 
 impl Names {
     /// The threads are counted there.
     pub(super) fn new(resolver: Resolver, running: Lookups) -> Self {
-        Self { resolver, lookups: Aside::new(running) }
+        Self { resolver, lookups: Arc::default(), running }
     }
 
     /// The addresses of a host, in the order to try them; never none.
@@ -66,6 +78,24 @@ impl Names {
             addresses if addresses.is_empty() => Err(io::Error::other("it has no address")),
             addresses => Ok(addresses),
         };
-        self.lookups.ask("tr-lookup", &format!("looking up the name {host}"), look_up, patience)
+        let lookup = self.of(host, port)?;
+        lookup.ask("tr-lookup", &format!("looking up the name {host}"), look_up, patience)
+    }
+
+    /// The look-ups of this name.
+    fn of(&self, host: &str, port: u16) -> Result<Lookup, StoreError> {
+        let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = (host.to_owned(), port);
+        if lookups.len() >= MOST_NAMES && !lookups.contains_key(&name) {
+            let idle =
+                lookups.iter().find(|(_, lookup)| !lookup.is_under_way()).map(|(name, _)| name.clone());
+            let Some(idle) = idle else {
+                let message =
+                    format!("looking up the name {host} failed: too many others are being looked up");
+                return Err(StoreError::new(Outcome::NotSent, Class::Passing, message));
+            };
+            lookups.remove(&idle);
+        }
+        Ok(lookups.entry(name).or_insert_with(|| Aside::new(self.running.clone())).clone())
     }
 }

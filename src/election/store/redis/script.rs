@@ -27,7 +27,7 @@ const SETTLE: &str = script!("settle.lua");
 ///
 /// EVAL with the whole text, always: it is one round trip also after a restart or a failover, when the
 /// server knows no script, and needs no right to load one.
-pub(super) fn pack(operation: &Operation, call: &Call, out: &mut Vec<u8>) {
+pub(crate) fn pack(operation: &Operation, call: &Call, out: &mut Vec<u8>) {
     let script = match call {
         Call::Acquire { .. } => ACQUIRE,
         Call::Renew { .. } => RENEW,
