@@ -237,7 +237,7 @@ fn a_lease_is_renewed_over_tls_on_one_connection_that_rests_in_between() {
             eventually(CAP, || match elector.status().counters.renewals {
                 renewals if renewals >= times => Ok(()),
                 renewals => Err(renewals),
-            })
+            });
         };
         renewed(1);
         let before = connections();

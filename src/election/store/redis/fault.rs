@@ -84,10 +84,10 @@ pub(super) fn classify(error: &ServerError) -> (Class, String) {
     });
     let mut text = shown(code, details);
     let details = details.to_lowercase();
-    if code == "NOPERM" || ["can't ", "acl failure"].iter().any(|phrase| details.contains(phrase)) {
-        if let Some((_, lacks)) = RIGHTS.iter().find(|(phrase, _)| details.contains(phrase)) {
-            text.push_str(&format!(" ({lacks})"));
-        }
+    let is_right =
+        code == "NOPERM" || ["can't ", "acl failure"].iter().any(|phrase| details.contains(phrase));
+    if let Some((_, lacks)) = RIGHTS.iter().find(|(phrase, _)| is_right && details.contains(phrase)) {
+        text.push_str(&format!(" ({lacks})"));
     }
     (class, text)
 }
