@@ -10,6 +10,7 @@ pub(crate) mod own_process;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod server;
+pub(crate) mod tls;
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};

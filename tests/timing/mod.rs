@@ -8,3 +8,4 @@ mod lead_work;
 mod slow_network;
 mod stop;
 mod takeover;
+mod tls;
