@@ -168,7 +168,7 @@ proptest! {
     fn nothing_but_the_exact_reply_to_it_says_yes_to_an_operation(reply in near(), action in action()) {
         let ttl = Duration::from_secs(5);
         let operation = Operation { group: group(), id: InstanceId::from("me"), ttl, action, strict: None };
-        let call = Ledger::default().call(&operation);
+        let call = Ledger::default().call(&operation, Instant::now());
         let answer = |reply: &Value| said(&operation, &call, reply).map(|said| said.answer);
         let said = answer(&reply);
         let yes = |answer: &Answer| {
