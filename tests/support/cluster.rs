@@ -111,6 +111,7 @@ impl Cluster {
 
     /// Starts the node again, without data, as what the cluster says that it is.
     pub(crate) fn restart(&mut self, index: usize) {
+        self.wait_until_served();
         self.nodes[index].restart();
         self.away.remove(&index);
     }
@@ -122,8 +123,21 @@ impl Cluster {
     }
 
     pub(crate) fn thaw(&mut self, index: usize) {
+        self.wait_until_served();
         self.nodes[index].thaw();
         self.away.remove(&index);
+    }
+
+    /// Waits until every node that can be asked knows a master for every slot. On Redis 8 a replica that hears of
+    /// the failover only after the old master came back as a replica goes on replicating from that one for ever.
+    fn wait_until_served(&self) {
+        eventually(CAP, || {
+            let states = self.present().map(|(_, node)| node.command(&["CLUSTER", "INFO"]));
+            match states.into_iter().find(|info| !info.text().contains("cluster_state:ok")) {
+                None => Ok(()),
+                Some(info) => Err(info),
+            }
+        });
     }
 
     /// Waits until all nodes are there and agree: every slot is served, three masters have two replicas in step
