@@ -91,6 +91,10 @@ fn a_bad_option_is_refused_with_the_numbers_and_the_rule() {
             &["jitter (201ms)", "stop margin (50ms)", "250ms", "ttl (1s)"],
         ),
         (&["--jitter", "1000years"], &["jitter (", "ttl (5s)"]),
+        (&["--ttl", "1s", "--strict", "2", "--longest-ttl", "999ms"], &["longest ttl (999ms)", "ttl (1s)"]),
+        (&["--strict", "1001"], &["replicas (1001)", "1000"]),
+        (&["--strict=-1"], &["--strict", "-1"]),
+        (&["--longest-ttl", "9s"], &["--strict"]),
         (&["--ttl", "1s", "--stop-margin", "19ms"], &["stop margin (19ms)", "20ms", "ttl (1s)"]),
         (&["--ttl", "1s", "--stop-margin", "251ms"], &["stop margin (251ms)", "250ms", "ttl (1s)"]),
         (&["--ttl", "1s", "--stop-margin", "250ms"], &["jitter (5ms)", "stop margin (250ms)", "250ms"]),
@@ -219,6 +223,14 @@ fn status_says_who_holds_the_lease_and_for_how_long() {
     ours.terminate();
     ours.wait_exit(CAP);
     assert_eq!(status_json(&server, "example")["holder"], Value::Null, "a stopped instance holds nothing");
+
+    // A lease that is parked has no holder.
+    server.command(&["SET", key, "hold/web-1/x", "PX", "60000"]);
+    let found = status_json(&server, "example");
+    assert_eq!((&found["holder"], &found["token"]), (&Value::Null, &Value::Null), "{found}");
+    assert!(found["remaining_ms"].as_u64().is_some_and(|ms| ms > 1), "{found}");
+    assert!(status(&server, "example", "text").contains("holder     nobody\nparked     "));
+    server.command(&["DEL", key]);
 
     // The term of the instance before must not lend its token to an instance of the Go version.
     server.command(&["SET", key, "GO", "PX", "60000"]);

@@ -17,5 +17,6 @@ mod logging;
 mod regressions;
 mod resources;
 mod stress;
+mod strict;
 mod timing;
 mod wakes;

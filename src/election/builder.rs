@@ -13,8 +13,9 @@ use super::error::Error;
 use super::event::Demotion;
 use super::key::{Group, InstanceId};
 use super::leadership::{Leadership, Standing};
-use super::options::{Options, RenewError};
+use super::options::{Options, RenewError, Strict};
 use super::store::LeaseStore;
+use super::store::strict::HOLD;
 
 /// The number of the one election that an elector's driver runs.
 const ELECTION: u64 = 0;
@@ -88,8 +89,17 @@ impl Builder {
         self
     }
 
+    /// Makes sure that a lease which Redis loses has no second leader; see [`Strict`] for what it costs.
+    ///
+    /// Defaults to not being strict.
+    #[must_use]
+    pub fn strict(mut self, strict: Strict) -> Self {
+        self.options.strict = Some(strict);
+        self
+    }
+
     /// A name that is shown before the random part of the instance's id. Two instances may have the
-    /// same. At most 256 bytes, without control characters.
+    /// same. At most 256 bytes, without control characters, and not `hold`, by which a parked lease is known.
     ///
     /// Defaults to none.
     #[must_use]
@@ -238,6 +248,11 @@ impl fmt::Debug for Builder {
 }
 
 fn check_name(name: &str) -> Result<(), Error> {
+    if name == HOLD.trim_end_matches('/') {
+        return Err(Error::options(
+            "the instance's name must not be hold: a lease that is parked is known by it",
+        ));
+    }
     if name.is_empty() || name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
         return Err(Error::options(format!(
             "the instance's name has {} bytes; it must have from 1 to {LONGEST_NAME}, and no control characters",

@@ -59,7 +59,7 @@ fn lease_key(group: &str) -> String {
 ///
 /// Every start of an elector makes its own. It is never equal by accident, so "the holder is this id"
 /// is always this very instance.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct InstanceId(Arc<str>);
 
 impl InstanceId {

@@ -94,6 +94,8 @@ pub(crate) enum Output {
     Failed { operation: Operation, error: StoreError },
     /// The lease in the store has no expiry: nobody of ours wrote it, and it never ends.
     Unending { operation: Operation, holder: InstanceId },
+    /// The holder is strict with another number of replicas than this instance, or only one of them is strict.
+    Unlike { operation: Operation, holder: InstanceId, replicas: Option<u32> },
     /// A token is this far ahead of the store's time.
     FarAhead { token: u64, by: Duration },
     /// The lead work still runs at the end of its grace, or a `wait` later.

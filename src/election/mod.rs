@@ -25,6 +25,6 @@ pub use elector::Elector;
 pub use error::{Error, ErrorKind, Operation};
 pub use event::{Demotion, Event, Leader, Reason};
 pub use leadership::Leadership;
-pub use options::RenewError;
+pub use options::{RenewError, Strict};
 pub use status::{Counters, Inspection, Role, Status, inspect};
 pub use store::{LeaseStore, MemoryStore, RedisStore, Switch};

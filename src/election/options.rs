@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::clock::Instant;
 use super::error::Error;
+use super::store::strict::Strictness;
 
 /// What the leader does when a renewal fails with an error. A "no" from the store always demotes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -16,6 +17,77 @@ pub enum RenewError {
     Retry,
 }
 
+/// Leadership that survives the loss of Redis data without a second leader: from a failover, a restart or a
+/// deleted key.
+///
+/// Redis acknowledges a write before its replicas have it, and one without persistence forgets all of them. A
+/// lease that is lost so can be won by another instance while the first still leads by it. Under strict
+///
+/// - a win or a renewal counts only when half of the replicas, rounded up, have acknowledged it (`WAIT`) within
+///   an eighth of ttl, or a second. If they do not, an attempt has failed, and a renewal failed with an error.
+/// - on a data set that has not acknowledged a lease of this group before, the lease is parked for the longest
+///   ttl of the group before anybody leads; so is one that is gone before its time, for what was left of it.
+///
+/// What it costs: a round trip from the primary to its replicas in each attempt and renewal; leadership, while
+/// too few replicas answer; and one longest ttl without a leader, a hold, at the first start, after each restart of
+/// Redis, after each failover in which the leader's lease did not survive, at the first replica that a server
+/// ever gets, and after the group's slot has moved to another node. A lease that survives a failover goes on
+/// undisturbed. It needs the rights to `INFO` and `WAIT`.
+///
+/// Every instance of a group must be strict, with the same number of replicas; one that finds another who is
+/// not tells an error of kind [`Configuration`](super::ErrorKind::Configuration). It cannot cover a primary that
+/// was replaced and never demoted, and whose replicas are given back to it by hand.
+///
+/// # Examples
+///
+/// A primary with two replicas, in a group in which nobody has a ttl above 5 s:
+///
+/// ```
+/// use std::time::Duration;
+/// use taskrunner::election::{Elector, RedisStore, Strict};
+///
+/// let builder = Elector::builder(RedisStore::open("redis://127.0.0.1")?, "my-app-coordinator")
+///     .strict(Strict::replicas(2).longest_ttl(Duration::from_secs(5)));
+/// # Ok::<(), taskrunner::election::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strict {
+    replicas: u32,
+    longest_ttl: Option<Duration>,
+}
+
+impl Strict {
+    /// For a primary with so many replicas; on a cluster, each of its primaries. Zero is for a server
+    /// without any, which can still lose its data in a restart.
+    #[must_use]
+    pub fn replicas(replicas: u32) -> Self {
+        Self { replicas, longest_ttl: None }
+    }
+
+    /// The longest ttl of any instance of the group; the same for all of them. At least this instance's ttl.
+    ///
+    /// Defaults to this instance's ttl.
+    #[must_use]
+    pub fn longest_ttl(mut self, ttl: Duration) -> Self {
+        self.longest_ttl = Some(ttl);
+        self
+    }
+
+    fn check(&self, ttl: Duration) -> Result<Strictness, Error> {
+        let longest = self.longest_ttl.map_or(ttl, whole_millis);
+        if longest < ttl || longest > LONGEST_TTL {
+            return Err(Error::options(format!(
+                "longest ttl ({longest:?}) must be from ttl ({ttl:?}) to one day ({LONGEST_TTL:?})"
+            )));
+        }
+        if self.replicas > MOST_REPLICAS {
+            let replicas = self.replicas;
+            return Err(Error::options(format!("replicas ({replicas}) must be at most {MOST_REPLICAS}")));
+        }
+        Ok(Strictness { replicas: self.replicas, longest })
+    }
+}
+
 /// The user's wishes, unchecked.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
@@ -25,6 +97,7 @@ pub(crate) struct Options {
     pub(crate) stop_margin: Option<Duration>,
     pub(crate) renew_error: RenewError,
     pub(crate) lead_grace: Option<Duration>,
+    pub(crate) strict: Option<Strict>,
 }
 
 impl Default for Options {
@@ -36,6 +109,7 @@ impl Default for Options {
             stop_margin: None,
             renew_error: RenewError::default(),
             lead_grace: None,
+            strict: None,
         }
     }
 }
@@ -56,6 +130,7 @@ pub(crate) struct Timing {
     pub(crate) renew_error: RenewError,
     /// How long the lead work is waited for on the way out.
     pub(crate) lead_grace: Duration,
+    pub(crate) strict: Option<Strictness>,
 }
 
 const SHORTEST_TTL: Duration = Duration::from_millis(100);
@@ -63,6 +138,8 @@ const LONGEST_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 /// A longer wait is as good as never, and stays clear of every overflow.
 const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// More than any server has; the number of those that must acknowledge is an `i32` on the wire.
+const MOST_REPLICAS: u32 = 1000;
 const LONGEST_CALL: Duration = Duration::from_secs(2);
 
 impl Options {
@@ -101,6 +178,7 @@ impl Options {
             call_limit: (ttl / 2).min(LONGEST_CALL),
             renew_error: self.renew_error,
             lead_grace: self.lead_grace.unwrap_or(ttl).min(LONGEST_WAIT),
+            strict: self.strict.map(|strict| strict.check(ttl)).transpose()?,
         })
     }
 }
@@ -223,6 +301,28 @@ mod tests {
             for part in *parts {
                 assert!(error.to_string().contains(part), "{error} lacks {part:?}");
             }
+        }
+    }
+
+    #[test]
+    fn strict_is_checked_against_ttl() {
+        let strict = |strict: Strict| Options { strict: Some(strict), ..options(1000 * MS) }.check();
+        let checked = |it| strict(it).expect("good settings").strict.expect("it is strict");
+        assert_eq!(checked(Strict::replicas(2)).longest, 1000 * MS, "this instance's ttl");
+        assert_eq!(checked(Strict::replicas(0).longest_ttl(LONGEST_TTL)).longest, LONGEST_TTL);
+        for (replicas, quorum) in [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2), (5, 3)] {
+            // With the primary they are more than half of the replicas and the primary.
+            assert_eq!(checked(Strict::replicas(replicas)).quorum(), quorum);
+            assert!(2 * (quorum + 1) > replicas + 1);
+        }
+        for (bad, parts) in [
+            (Strict::replicas(2).longest_ttl(999 * MS), ["longest ttl (999ms)", "ttl (1s)"]),
+            (Strict::replicas(2).longest_ttl(LONGEST_TTL + MS), ["longest ttl (86400.001s)", "one day"]),
+            (Strict::replicas(1001), ["replicas (1001)", "at most 1000"]),
+        ] {
+            let error = strict(bad).expect_err("bad settings");
+            assert_eq!(error.kind(), ErrorKind::Configuration);
+            assert!(parts.iter().all(|part| error.to_string().contains(part)), "{error}");
         }
     }
 

@@ -75,7 +75,8 @@ pub struct Inspection {
     /// Who holds the lease; none if nobody does.
     pub leader: Option<Leader>,
     /// How long the lease lasts if it is not renewed; none if nobody holds it, or if it has no expiry,
-    /// which nobody of ours writes.
+    /// which nobody of ours writes. Without a leader it is for how long the lease is parked, see
+    /// [`Strict`](super::Strict).
     pub remaining: Option<Duration>,
 }
 
@@ -104,7 +105,8 @@ pub fn inspect(store: &impl LeaseStore, group: &str) -> Result<Inspection, Error
 
 /// The operation that asks who holds a lease.
 pub(crate) fn look(group: &Group) -> Operation {
-    Operation { group: group.clone(), id: InstanceId::from(""), ttl: Duration::ZERO, action: Action::Look }
+    let (id, ttl) = (InstanceId::default(), Duration::ZERO);
+    Operation { group: group.clone(), id, ttl, action: Action::Look, strict: None }
 }
 
 /// What the answer to it says.
@@ -115,8 +117,8 @@ pub(crate) fn inspection(
     let found = |leader, remaining| Ok(Inspection { key: group.lease().to_owned(), leader, remaining });
     match result {
         Some(Ok(Answer::Held(holding))) => {
-            let id = holding.holder.as_str().to_owned();
-            found(Some(Leader { id, token: holding.token }), holding.remaining)
+            let leader = Leader { id: holding.holder.as_str().to_owned(), token: holding.token };
+            found(Some(leader).filter(|_| !holding.is_parked()), holding.remaining)
         }
         Some(Ok(Answer::Vacant)) => found(None, None),
         Some(Err(error)) => Err(Error::looked_up(group.name(), error)),

@@ -37,7 +37,8 @@ impl Pair<'_> {
 
     /// Lets both do an operation; they must say the same, and hold the same then.
     fn act(&mut self, id: &InstanceId, action: Action) -> Result<Answer, StoreError> {
-        let operation = Operation { group: self.group.clone(), id: id.clone(), ttl: TTL, action };
+        let operation =
+            Operation { group: self.group.clone(), id: id.clone(), ttl: TTL, action, strict: None };
         let budget = Budget::new(Instant::now() + BUDGET, &self.session.bell());
         let real = self.session.execute(&[operation], &budget).remove(0);
         let now = self.now();
@@ -85,12 +86,14 @@ impl Pair<'_> {
             }
             _ => None,
         };
-        let fields = self.admin.command(&["HMGET", self.group.term(), "token", "holder", "attempt"]);
+        let fields = self.admin.command(&["HMGET", self.group.term(), "token", "holder", "attempt", "ttl"]);
         let term = match fields.list() {
-            [Reply::Text(token), Reply::Text(holder), Reply::Text(attempt)] => Some(Term {
+            [Reply::Text(token), Reply::Text(holder), Reply::Text(attempt), Reply::Text(ttl)] => Some(Term {
                 token: token.parse().expect("a token"),
                 holder: holder.as_str().into(),
                 attempt: attempt.parse().expect("an attempt"),
+                ttl: Duration::from_millis(ttl.parse().expect("a ttl")),
+                ..Term::default()
             }),
             _ => None,
         };

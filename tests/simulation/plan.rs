@@ -235,6 +235,7 @@ fn draw_timing(dice: &mut Seed, ttl_ms: u64) -> Timing {
         }
     };
     let options = Options {
+        strict: None,
         ttl,
         wait: *dice.pick(&[ttl / 5, ttl * 6 / 5, ttl * 6 / 5, ttl * 3]),
         jitter,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::plan::{MS, Nanos};
 use crate::election::key::InstanceId;
+use crate::election::store::strict::{Call, Lineage};
 use crate::election::store::{Action, Answer, Class, Clocks, Keys, Lease, Outcome, StoreError};
 
 /// What the wall clock says when a world begins, some time in 2026.
@@ -20,6 +21,7 @@ pub(super) struct Server {
     pub(super) boot: u64,
     pub(super) refuses: Option<Class>,
     wall: Nanos,
+    lineage: Lineage,
 }
 
 /// Who has the lease, and the token if the holder keeps one.
@@ -42,13 +44,21 @@ pub(super) enum GoAsk {
 
 impl Server {
     pub(super) fn new() -> Self {
-        Self { keys: Keys::default(), frozen_until: 0, outages: 0, boot: 0, refuses: None, wall: BEGIN }
+        Self {
+            keys: Keys::default(),
+            frozen_until: 0,
+            outages: 0,
+            boot: 0,
+            refuses: None,
+            wall: BEGIN,
+            lineage: Lineage::default(),
+        }
     }
 
     /// Its clocks; Redis' leases end by whole milliseconds of the wall clock.
-    fn clocks(&self, now: Nanos) -> Clocks {
+    fn clocks(&self, now: Nanos) -> Clocks<'_> {
         let wall = self.wall + now;
-        Clocks { now: Duration::from_millis(wall / MS), time_us: wall / 1000 }
+        Clocks { now: Duration::from_millis(wall / MS), time_us: wall / 1000, lineage: &self.lineage }
     }
 
     /// What leases expire by.
@@ -101,9 +111,11 @@ impl Server {
             return Err(StoreError::new(Outcome::Refused, class, "the server refuses"));
         }
         self.expire(now);
-        let clocks = self.clocks(now);
+        let wall = self.wall + now;
+        let clocks =
+            Clocks { now: Duration::from_millis(wall / MS), time_us: wall / 1000, lineage: &self.lineage };
         match ask {
-            Ask::Ours(action) => self.keys.execute(id, ttl, action, clocks),
+            Ask::Ours(action) => self.keys.execute(id, ttl, &plain(action), clocks).map(|said| said.answer),
             Ask::Go(ask) => {
                 let lease = Some(Lease { holder: id.clone(), expires: Some(clocks.now + ttl) });
                 let is_own = self.keys.lease.as_ref().is_some_and(|lease| lease.holder == *id);
@@ -117,5 +129,15 @@ impl Server {
                 Ok(if done { Answer::Released } else { Answer::Vacant })
             }
         }
+    }
+}
+
+/// What the script of this action is asked without strict.
+fn plain(action: Action) -> Call {
+    match action {
+        Action::Acquire { attempt, floor } => Call::Acquire { attempt, floor, strict: None },
+        Action::Renew { token } => Call::Renew { token, strict: None },
+        Action::Release { token } => Call::Release { token, wake: true },
+        Action::Look => Call::Look,
     }
 }

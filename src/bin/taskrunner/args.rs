@@ -110,6 +110,18 @@ pub(crate) struct Campaign {
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = OnRenewError::Demote)]
     pub(crate) on_renew_error: OnRenewError,
 
+    /// Let no lease that Redis loses have a second leader, given how many replicas its primary has
+    ///
+    /// A win or a renewal then counts once half of them, rounded up, have acknowledged it, and on another data set
+    /// than before the lease is parked for the longest ttl of the group first. All candidates of the group
+    /// must say the same.
+    #[arg(long, value_name = "REPLICAS")]
+    pub(crate) strict: Option<u32>,
+
+    /// With --strict, the longest ttl of any candidate of the group [default: the ttl]
+    #[arg(long, value_name = "DURATION", value_parser = duration, requires = "strict")]
+    pub(crate) longest_ttl: Option<Duration>,
+
     /// A name for this instance, shown before its random id
     #[arg(long, value_name = "NAME", value_parser = name)]
     pub(crate) id: Option<String>,
@@ -248,6 +260,7 @@ mod tests {
         assert_eq!(options.wait, Duration::from_secs(6));
         assert_eq!(options.jitter, Duration::from_millis(5));
         assert_eq!((options.stop_margin, options.sample, options.id), (None, None, None));
+        assert_eq!((options.strict, options.longest_ttl), (None, None));
         assert_eq!(options.write_token, None);
         assert_eq!(options.on_renew_error, OnRenewError::Demote);
         assert_eq!(options.format, Format::Text);
@@ -256,7 +269,7 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let line = "--group g --redis redis://h:1/2 --ttl 1s --wait 2s --jitter 0ms --id web-1 \
-                    --on-renew-error retry --stop-margin 100ms --sample 500us --write-token /run/r --format json";
+                    --on-renew-error retry --stop-margin 100ms --strict 2 --longest-ttl 9s --sample 500us --write-token /run/r --format json";
         let line: Vec<&str> = line.split_whitespace().collect();
         let options = parse(&line).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(options.target.redis, "redis://h:1/2");
@@ -264,6 +277,7 @@ mod tests {
         assert_eq!(options.wait, Duration::from_secs(2));
         assert_eq!(options.jitter, Duration::ZERO);
         assert_eq!(options.stop_margin, Some(Duration::from_millis(100)));
+        assert_eq!((options.strict, options.longest_ttl), (Some(2), Some(Duration::from_secs(9))));
         assert_eq!(options.sample, Some(Duration::from_micros(500)));
         assert_eq!(options.write_token, Some(PathBuf::from("/run/r")));
         assert_eq!(options.id.as_deref(), Some("web-1"));

@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::{Handle, Signals};
-use taskrunner::election::{Elector, Error, ErrorKind, Event, RedisStore};
+use taskrunner::election::{Elector, Error, ErrorKind, Event, RedisStore, Strict};
 
 use crate::args::Campaign;
 use crate::lines::{Format, Line, What};
@@ -127,6 +127,10 @@ fn start(options: &Campaign, store: RedisStore) -> Result<Elector, Failure> {
         .renew_error(options.on_renew_error.into());
     if let Some(stop_margin) = options.stop_margin {
         builder = builder.stop_margin(stop_margin);
+    }
+    if let Some(replicas) = options.strict {
+        let strict = Strict::replicas(replicas);
+        builder = builder.strict(options.longest_ttl.map_or(strict, |ttl| strict.longest_ttl(ttl)));
     }
     if let Some(id) = &options.id {
         builder = builder.name(id.as_str());

@@ -45,7 +45,10 @@ fn render(group: &str, found: &Inspection, format: Format) -> Vec<String> {
     }
     let mut fields = vec![("group", group.to_owned()), ("key", found.key.clone())];
     match holder {
-        None => fields.push(("holder", "nobody".to_owned())),
+        None => {
+            fields.push(("holder", "nobody".to_owned()));
+            fields.extend(remaining_ms.map(|ms| ("parked", format!("{ms} ms, for candidates are strict"))));
+        }
         Some(holder) => fields.extend([
             ("holder", holder.to_owned()),
             ("token", token.map_or_else(|| "none".to_owned(), |token| token.to_string())),

@@ -216,7 +216,8 @@ impl Election {
                     self.standing.note(|status| status.counters.attempts += 1);
                 }
                 let (group, id, ttl) = (self.group.clone(), self.id.clone(), self.timing.ttl);
-                orders.push(Order::Send { op, until, operation: Operation { group, id, ttl, action } });
+                let operation = Operation { group, id, ttl, action, strict: self.timing.strict };
+                orders.push(Order::Send { op, until, operation });
             }
             Output::Shorten { op, until } => orders.push(Order::Shorten { op, until }),
             Output::Promoted { token, until } => {
@@ -249,6 +250,18 @@ impl Election {
                     "the lease of group {group:?} is held by {holder} without an expiry, so it never ends; \
                      delete the key {} if nobody needs it",
                     self.group.lease(),
+                );
+                self.tell_error(Error::refused(operation, message));
+            }
+            Output::Unlike { operation, holder, replicas } => {
+                let says = |replicas: Option<u32>| match replicas {
+                    Some(replicas) => format!("strict with {replicas} replicas"),
+                    None => "not strict".to_owned(),
+                };
+                let message = format!(
+                    "{holder}, which leads group {group:?}, is {}, and this instance is {}; all of a group must be alike",
+                    says(replicas),
+                    says(self.timing.strict.map(|strict| strict.replicas)),
                 );
                 self.tell_error(Error::refused(operation, message));
             }

@@ -47,6 +47,7 @@ struct RiggedListener {
 
 struct RiggedSession {
     store: Rigged,
+    memory: Box<dyn Session>,
     bell: Bell,
     end: BellEnd,
 }
@@ -75,7 +76,7 @@ impl LeaseStore for Rigged {}
 impl sealed::Open for Rigged {
     fn open(&self) -> std::io::Result<Box<dyn Session>> {
         let (bell, end) = Bell::new()?;
-        Ok(Box::new(RiggedSession { store: self.clone(), bell, end }))
+        Ok(Box::new(RiggedSession { store: self.clone(), memory: self.memory.open()?, bell, end }))
     }
 
     fn listen(&self) -> std::io::Result<Box<dyn Listener>> {
@@ -101,17 +102,17 @@ impl Session for RiggedSession {
     fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>> {
         let fault = self.store.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         match fault {
-            None => self.store.memory.execute(batch, budget),
+            None => self.memory.execute(batch, budget),
             Some(Fault::Stuck(freed)) => {
                 self.store.caught.store(true, Ordering::Release);
                 freed.recv().expect_err("nothing is sent");
-                self.store.memory.execute(batch, budget)
+                self.memory.execute(batch, budget)
             }
             Some(Fault::Panic) => panic!("the store was rigged to panic"),
             Some(Fault::Drop(elector)) => {
                 drop(elector);
                 self.store.caught.store(true, Ordering::Release);
-                self.store.memory.execute(batch, budget)
+                self.memory.execute(batch, budget)
             }
             Some(Fault::Hang) => {
                 self.store.caught.store(true, Ordering::Release);

@@ -198,6 +198,7 @@ impl Machine {
                 self.leave(now, Reason::Lost, out);
                 if let State::Leaving(leaving) = &mut self.state {
                     leaving.ask_at = until;
+                    leaving.yields = self.timing.strict.is_some() && answer == Answer::Vacant;
                 }
                 self.gone(Operation::Renew, answer, out);
             }
@@ -265,8 +266,16 @@ impl Machine {
         if holding.remaining.is_none() {
             out.push(Output::Unending { operation, holder: holding.holder.clone() });
         }
-        let id = holding.holder.as_str().to_owned();
-        self.told(Some(Leader { id, token: holding.token }), out);
+        if holding.is_parked() {
+            return self.told(None, out);
+        }
+        let leader = Leader { id: holding.holder.as_str().to_owned(), token: holding.token };
+        let own = self.timing.strict.map(|strict| strict.replicas);
+        let is_new = self.leader.as_ref() != Some(&leader);
+        if is_new && holding.token.is_some() && holding.replicas != own {
+            out.push(Output::Unlike { operation, holder: holding.holder, replicas: holding.replicas });
+        }
+        self.told(Some(leader), out);
     }
 
     pub(super) fn told(&mut self, leader: Option<Leader>, out: &mut Vec<Output>) {

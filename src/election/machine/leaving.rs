@@ -17,6 +17,9 @@ pub(super) struct Leaving {
     pub(super) reason: Reason,
     /// Whether the lease may still be this term's.
     pub(super) ours: bool,
+    /// The lease is gone before its time, and strict has the others wait for that unless it is told that
+    /// nobody leads by it any more.
+    pub(super) yields: bool,
     pub(super) held_until: Instant,
     /// While the lead work runs: when its overrun is told next, first at the end of its grace.
     pub(super) working: Option<Instant>,
@@ -38,6 +41,7 @@ impl Machine {
             since: now.at,
             reason,
             ours: reason != Reason::Lost,
+            yields: false,
             held_until: term.held_until,
             working: working.then_some(now.at + self.timing.lead_grace),
             overrun: false,
@@ -130,7 +134,10 @@ impl Machine {
         if self.in_flight.is_some() {
             return;
         }
-        if !leaving.ours {
+        if std::mem::take(&mut leaving.yields) {
+            let until = self.by_stop(now.at + self.timing.call_limit);
+            self.send(now, Action::Release { token }, until, out);
+        } else if !leaving.ours {
             self.left(now, out);
         } else if now.at >= leaving.held_until {
             // It has ended by itself: there is nothing to release, and nobody is known to hold it.
@@ -191,6 +198,7 @@ impl Leaving {
             since: now,
             reason: Reason::Stopped,
             ours: true,
+            yields: false,
             held_until,
             working: None,
             overrun: false,

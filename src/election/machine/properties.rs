@@ -44,6 +44,7 @@ fn options() -> impl Strategy<Value = Options> {
     let any = (duration(), proptest::option::of(duration()), duration());
     (prop_oneof![good, any], duration(), policy, proptest::option::of(duration())).prop_map(
         |((ttl, stop_margin, jitter), wait, renew_error, lead_grace)| Options {
+            strict: None,
             ttl,
             stop_margin,
             jitter,
@@ -109,7 +110,7 @@ fn answer() -> impl Strategy<Value = Result<Answer, StoreError>> {
         3 => duration().prop_map(|left| Ok(Answer::Renewed { left })),
         1 => Just(Ok(Answer::Released)),
         3 => (holder, proptest::option::of(token()), remaining).prop_map(|(holder, token, remaining)| {
-            Ok(Answer::Held(Holding { holder: holder.into(), token, remaining }))
+            Ok(Answer::Held(Holding { holder: holder.into(), token, remaining, replicas: None }))
         }),
         1 => Just(Ok(Answer::Vacant)),
         1 => Just(Ok(Answer::Ghost)),

@@ -1,6 +1,7 @@
 //! The machine in virtual time: each case is a script of inputs and everything that must follow.
 
 mod regressions;
+mod strict;
 
 use super::*;
 use crate::election::store::{Class, Holding, Outcome};
@@ -11,6 +12,7 @@ const MS: Duration = Duration::from_millis(1);
 ///
 /// So a term is proved for 950 ms and renewed after 500.
 const TIMING: Timing = Timing {
+    strict: None,
     ttl: Duration::from_millis(1000),
     wait: Duration::from_millis(1200),
     jitter: Duration::ZERO,
@@ -118,6 +120,9 @@ fn shown(output: &Output) -> String {
             None => format!("leader {id}"),
         },
         Output::Failed { operation, error } => format!("failed {operation}: {error}"),
+        Output::Unlike { operation, holder, replicas } => {
+            format!("unlike {holder} with {replicas:?} replicas seen by {operation}")
+        }
         Output::Unending { operation, holder } => format!("unending {holder} seen by {operation}"),
         Output::FarAhead { token, by } => format!("token {token} ahead by {by:?}"),
         Output::Unheard => "unheard".into(),
@@ -146,13 +151,13 @@ fn renewed() -> Result<Answer, StoreError> {
 
 fn held(holder: &str, token: u64, remaining: u64) -> Result<Answer, StoreError> {
     let remaining = Some(Duration::from_millis(remaining));
-    Ok(Answer::Held(Holding { holder: holder.into(), token: Some(token), remaining }))
+    Ok(Answer::Held(Holding { holder: holder.into(), token: Some(token), remaining, replicas: None }))
 }
 
 /// What a Go instance's lease looks like.
 fn held_by_go(remaining: Option<u64>) -> Result<Answer, StoreError> {
     let remaining = remaining.map(Duration::from_millis);
-    Ok(Answer::Held(Holding { holder: "go".into(), token: None, remaining }))
+    Ok(Answer::Held(Holding { holder: "go".into(), token: None, remaining, replicas: None }))
 }
 
 fn error(outcome: Outcome, class: Class) -> Result<Answer, StoreError> {
@@ -612,7 +617,7 @@ mod leading_a_term {
     fn a_lease_of_ours_whose_term_was_lost_is_won_anew_at_once() {
         let mut scene = leading(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
-        let holding = Holding { holder: "me".into(), token: None, remaining: Some(500 * MS) };
+        let holding = Holding { holder: "me".into(), token: None, remaining: Some(500 * MS), replicas: None };
         let again = "acquire attempt 2 floor 7 by 1010";
         scene.answer(510, Ok(Answer::Held(holding)), &["demoted 7 lost", "leader me", "left", again]);
     }

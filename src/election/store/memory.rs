@@ -9,9 +9,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::strict::{Call, Ledger, Lineage, Said, followed};
 use super::{
-    Action, Answer, Bell, Budget, Class, Heard, LeaseStore, Listener, Operation, Outcome, Session,
-    StoreError, sealed,
+    Answer, Bell, Budget, Class, Heard, LeaseStore, Listener, Operation, Outcome, Session, StoreError, sealed,
 };
 use crate::election::clock::Instant;
 use crate::election::term::LONGEST_TOKEN;
@@ -121,7 +121,7 @@ impl LeaseStore for MemoryStore {}
 
 impl sealed::Open for MemoryStore {
     fn open(&self) -> std::io::Result<Box<dyn Session>> {
-        Ok(Box::new(self.clone()))
+        Ok(Box::new(MemorySession { store: self.clone(), ledger: Ledger::default() }))
     }
 
     fn listen(&self) -> std::io::Result<Box<dyn Listener>> {
@@ -129,15 +129,29 @@ impl sealed::Open for MemoryStore {
     }
 }
 
-impl Session for MemoryStore {
+/// One thread's way to a [`MemoryStore`].
+struct MemorySession {
+    store: MemoryStore,
+    ledger: Ledger,
+}
+
+/// There are no replicas whose acknowledgement could be missing: as many have acknowledged as are asked for.
+const ALL: u32 = u32::MAX;
+
+impl Session for MemorySession {
     fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>> {
-        let mut shared = self.lock();
+        let mut shared = self.store.lock();
+        let late = || StoreError::new(Outcome::NotSent, Class::Passing, "there was no time left to begin");
         batch
             .iter()
-            .map(|operation| match budget.remaining() {
-                Some(_) => self.connection.check().and_then(|()| shared.execute(operation)),
-                None => {
-                    Err(StoreError::new(Outcome::NotSent, Class::Passing, "there was no time left to begin"))
+            .map(|operation| {
+                budget.remaining().ok_or_else(late)?;
+                self.store.connection.check()?;
+                let said = shared.execute(operation, &self.ledger.call(operation));
+                let concluded = self.ledger.conclude(operation, said, &Ok(ALL));
+                match concluded.then {
+                    Some(call) => followed(concluded.result, shared.execute(operation, &call)),
+                    None => concluded.result,
                 }
             })
             .collect()
@@ -155,6 +169,7 @@ struct Shared {
     groups: HashMap<String, Keys>,
     ears: Vec<Ear>,
     manual: Option<Duration>,
+    lineage: Lineage,
 }
 
 impl Shared {
@@ -169,17 +184,20 @@ impl Shared {
         ears.for_each(|ear| ear.bell.ring());
     }
 
-    fn execute(&mut self, operation: &Operation) -> Result<Answer, StoreError> {
+    fn execute(&mut self, operation: &Operation, call: &Call) -> Result<Said, StoreError> {
         let now = self.now();
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time_us = u64::try_from(time.as_micros()).unwrap_or(LONGEST_TOKEN);
+        let clocks = Clocks { now, time_us, lineage: &self.lineage };
         let lease = operation.group.lease();
         let keys = self.groups.entry(lease.to_owned()).or_default();
         keys.expire(|end| end <= now);
-        let answer = keys.execute(&operation.id, operation.ttl, operation.action, Clocks { now, time_us });
-        if let (Ok(Answer::Released), Action::Release { token }) = (&answer, operation.action) {
-            self.ears.iter().for_each(|ear| ear.tell(Heard::Wake { lease: lease.to_owned(), token }));
+        let said = keys.execute(&operation.id, operation.ttl, call, clocks);
+        if let (Ok(Said { answer: Answer::Released, .. }), Call::Release { token, wake: true }) =
+            (&said, call)
+        {
+            self.ears.iter().for_each(|ear| ear.tell(Heard::Wake { lease: lease.to_owned(), token: *token }));
         }
-        answer
+        said
     }
 }

@@ -6,6 +6,7 @@
 pub(crate) mod budget;
 mod memory;
 mod redis;
+pub(crate) mod strict;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ pub(crate) use budget::{Bell, Budget};
 pub(crate) use memory::{Clocks, Keys, Lease, Term};
 pub use memory::{MemoryStore, Switch};
 pub use redis::RedisStore;
+use strict::Strictness;
 
 use super::key::{Group, InstanceId};
 
@@ -122,6 +124,7 @@ pub struct Operation {
     /// Whole milliseconds.
     pub(crate) ttl: Duration,
     pub(crate) action: Action,
+    pub(crate) strict: Option<Strictness>,
 }
 
 /// What an [`Operation`] does.
@@ -170,12 +173,21 @@ pub enum Answer {
 /// Who holds a lease, as the store says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// The lease's value.
+    /// The lease's value. Nobody leads by a lease that is parked, see [`is_parked`](Self::is_parked).
     pub(crate) holder: InstanceId,
     /// The holder's token; none where the holder does not keep one, as a Go instance does not.
     pub(crate) token: Option<u64>,
     /// What is left of the lease; none for a lease without expiry, which nobody of ours writes.
     pub(crate) remaining: Option<Duration>,
+    /// How many replicas the holder counts on; none where it is not strict, or keeps no term.
+    pub(crate) replicas: Option<u32>,
+}
+
+impl Holding {
+    /// Whether the lease is kept from everybody until an earlier data set's last proof has run out.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.holder.as_str().starts_with(strict::HOLD)
+    }
 }
 
 /// What may have happened to an operation that failed.
@@ -219,6 +231,11 @@ impl StoreError {
     pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
+    }
+
+    /// The same, now that it is known what has happened.
+    pub(crate) fn with_outcome(self, outcome: Outcome) -> Self {
+        Self { outcome, ..self }
     }
 
     /// What may have happened.

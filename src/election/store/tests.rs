@@ -1,12 +1,14 @@
 //! What every store must do, run on each of them, and what only a real server can show.
 
 mod regressions;
+mod strict;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use super::sealed::Open;
+use super::strict::Strictness;
 use super::{
     Action, Answer, Budget, Class, Heard, Holding, Listener, MemoryStore, Operation, Outcome, RedisStore,
     Session, StoreError,
@@ -41,6 +43,7 @@ struct Candidate {
     id: InstanceId,
     ttl: Duration,
     attempt: u64,
+    strict: Option<Strictness>,
 }
 
 /// A group that no other test uses.
@@ -53,13 +56,19 @@ fn group() -> Group {
 impl Ground<'_> {
     fn candidate(&self, group: &Group, id: &str) -> Candidate {
         let (group, id) = (group.clone(), InstanceId::from(id));
-        Candidate { session: (self.open)(), group, id, ttl: TTL, attempt: 0 }
+        Candidate { session: (self.open)(), group, id, ttl: TTL, attempt: 0, strict: None }
     }
 }
 
 impl Candidate {
     fn operation(&self, action: Action) -> Operation {
-        Operation { group: self.group.clone(), id: self.id.clone(), ttl: self.ttl, action }
+        Operation {
+            group: self.group.clone(),
+            id: self.id.clone(),
+            ttl: self.ttl,
+            action,
+            strict: self.strict,
+        }
     }
 
     fn act(&mut self, action: Action) -> Result {
@@ -174,6 +183,7 @@ fn contract(ground: &Ground<'_>) {
     tokens_grow_and_end_at_the_longest(ground);
     a_lease_ends_after_its_ttl(ground);
     nobody_is_nobody(ground);
+    strict::contract(ground);
     a_batch_keeps_its_groups_apart(ground);
     a_listener_says_first_that_it_listens_and_then_hears_each_release(ground);
     a_listener_hears_nothing_of_other_groups_and_nothing_that_is_no_release(ground);
@@ -573,7 +583,8 @@ fn store(url: &str) -> RedisStore {
 }
 
 fn candidate(url: &str, id: &str) -> Candidate {
-    Candidate { session: open(&store(url)), group: group(), id: InstanceId::from(id), ttl: TTL, attempt: 0 }
+    let (session, id) = (open(&store(url)), InstanceId::from(id));
+    Candidate { session, group: group(), id, ttl: TTL, attempt: 0, strict: None }
 }
 
 #[track_caller]

@@ -183,6 +183,7 @@ impl<C: Chance> World<'_, C> {
                 Output::Leader(_)
                 | Output::Failed { .. }
                 | Output::Unending { .. }
+                | Output::Unlike { .. }
                 | Output::FarAhead { .. } => {}
             }
         }

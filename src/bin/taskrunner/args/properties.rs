@@ -33,6 +33,8 @@ const WORDS: &[&str] = &[
     "--wait",
     "--jitter",
     "--stop-margin",
+    "--strict",
+    "--longest-ttl",
     "--on-renew-error",
     "demote",
     "retry",

@@ -1,8 +1,9 @@
-//! The scripts as functions: what one group's lease key and term key hold, and what each operation does to them.
+//! The scripts as functions: what one group's lease key and term key hold, and what each call does to them.
 
 use std::time::Duration;
 
-use super::super::{Action, Answer, Class, Holding, Outcome, StoreError};
+use super::super::strict::{Call, HOLD, Lineage, Said, Strictness};
+use super::super::{Answer, Class, Holding, Outcome, StoreError};
 use crate::election::key::InstanceId;
 use crate::election::term::{LONGEST_TOKEN, next_token};
 
@@ -21,21 +22,39 @@ pub(crate) struct Lease {
     pub(crate) expires: Option<Duration>,
 }
 
-/// The term key, as far as the operations read it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The term key, as far as the calls read it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Term {
+    /// Zero while only parked leases have been written.
     pub(crate) token: u64,
     pub(crate) holder: InstanceId,
     pub(crate) attempt: u64,
+    pub(crate) ttl: Duration,
+    /// The data set that has acknowledged a lease of this group last.
+    pub(crate) lineage: Option<Lineage>,
+    /// When the lease ends that was promised last, by the clock that leases expire by. Of strict only.
+    pub(crate) until: Option<Duration>,
+    /// How many replicas the holder counts on. Of strict only.
+    pub(crate) replicas: Option<u32>,
 }
 
-/// The store's time while an operation is done.
+/// What a call finds at the store beside the keys.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clocks {
+pub(crate) struct Clocks<'a> {
     /// By the clock that leases expire by.
     pub(crate) now: Duration,
     /// Redis' `TIME`, in microseconds.
     pub(crate) time_us: u64,
+    /// Which data set the keys are in.
+    pub(crate) lineage: &'a Lineage,
+}
+
+/// An acquire, beside whose it is.
+struct Attempt {
+    ttl: Duration,
+    number: u64,
+    floor: u64,
+    strict: Option<Strictness>,
 }
 
 impl Keys {
@@ -44,58 +63,113 @@ impl Keys {
         self.lease.take_if(|lease| lease.expires.is_some_and(is_past));
     }
 
-    /// Does one operation; an expired lease is to be dropped before.
+    /// Does what one script does; an expired lease is to be dropped before.
     pub(crate) fn execute(
         &mut self,
         id: &InstanceId,
         ttl: Duration,
-        action: Action,
-        clocks: Clocks,
-    ) -> Result<Answer, StoreError> {
-        let expires = Some(clocks.now.saturating_add(ttl));
-        match action {
-            Action::Acquire { attempt, floor } => self.acquire(id, expires, attempt, floor, clocks),
-            Action::Renew { token } if self.is_held(id, token) => {
-                let lease = self.lease.as_mut().expect("the lease is held");
+        call: &Call,
+        clocks: Clocks<'_>,
+    ) -> Result<Said, StoreError> {
+        match call {
+            Call::Acquire { attempt, floor, strict } => {
+                let attempt = Attempt { ttl, number: *attempt, floor: *floor, strict: *strict };
+                self.acquire(id, &attempt, clocks)
+            }
+            Call::Renew { token, strict } if self.is_held(id, *token) => {
+                let (lease, term) = self.both();
                 // Somebody else took its expiry away; it gets one now.
                 let left = remaining(lease, clocks.now).unwrap_or(ttl);
-                lease.expires = expires;
-                Ok(Answer::Renewed { left })
+                let ends = clocks.now.saturating_add(ttl);
+                lease.expires = Some(ends);
+                let Some(acknowledged) = strict else { return Ok(Answer::Renewed { left }.into()) };
+                term.until = Some(ends);
+                if acknowledged.0.as_ref() == Some(clocks.lineage) {
+                    term.lineage = Some(clocks.lineage.clone());
+                }
+                Ok(Said { answer: Answer::Renewed { left }, lineage: Some(clocks.lineage.clone()) })
             }
-            Action::Release { token } if self.is_held(id, token) => {
-                self.lease = None;
-                Ok(Answer::Released)
+            Call::Release { token, .. } => {
+                let is_held = self.is_held(id, *token);
+                let may_end = is_held || self.lease.is_none();
+                let is_its = |term: &&mut Term| term.token == *token && term.holder == *id;
+                if let Some(term) = self.term.as_mut().filter(is_its).filter(|_| may_end) {
+                    // What was promised to this term need not be waited out, for it has ended.
+                    term.until = term.until.and(Some(Duration::ZERO));
+                }
+                if is_held {
+                    self.lease = None;
+                    return Ok(Answer::Released.into());
+                }
+                Ok(self.look(clocks.now).into())
             }
-            Action::Renew { .. } | Action::Release { .. } | Action::Look => Ok(self.look(clocks.now)),
+            Call::Settle { lineage, longest } if self.is_parked_by(id) && lineage == clocks.lineage => {
+                let ends = clocks.now.saturating_add(*longest);
+                let (lease, term) = self.both();
+                lease.expires = Some(ends);
+                (term.lineage, term.until) = (Some(lineage.clone()), Some(ends));
+                Ok(self.look(clocks.now).into())
+            }
+            Call::Renew { .. } | Call::Settle { .. } | Call::Look => Ok(self.look(clocks.now).into()),
         }
     }
 
     fn acquire(
         &mut self,
         id: &InstanceId,
-        expires: Option<Duration>,
-        attempt: u64,
-        floor: u64,
-        clocks: Clocks,
-    ) -> Result<Answer, StoreError> {
+        attempt: &Attempt,
+        clocks: Clocks<'_>,
+    ) -> Result<Said, StoreError> {
         if self.lease.as_ref().is_some_and(|lease| lease.holder != *id) {
-            return Ok(self.look(clocks.now));
+            return Ok(self.look(clocks.now).into());
         }
-        let own = self.term.as_ref().filter(|term| term.holder == *id);
-        if own.is_some_and(|term| attempt <= term.attempt) {
-            return Ok(Answer::Ghost);
+        let hold = InstanceId::from(&*format!("{HOLD}{id}"));
+        let term = self.term.clone().unwrap_or_default();
+        if (term.holder == *id || term.holder == hold) && attempt.number <= term.attempt {
+            return Ok(Answer::Ghost.into());
         }
-        let last = self.term.as_ref().map_or(0, |term| term.token);
-        let token = next_token(last, clocks.time_us, floor).ok_or_else(|| {
+        let last = term.token;
+        let token = next_token(last, clocks.time_us, attempt.floor).ok_or_else(|| {
             StoreError::new(
                 Outcome::Refused,
                 Class::Configuration,
-                format!("no token is left above {last} and {floor}; tokens end at {LONGEST_TOKEN}"),
+                format!("no token is left above {last} and {}; tokens end at {LONGEST_TOKEN}", attempt.floor),
             )
         })?;
-        self.term = Some(Term { token, holder: id.clone(), attempt });
-        self.lease = Some(Lease { holder: id.clone(), expires });
-        Ok(Answer::Won { token, ahead: Duration::from_micros(token.saturating_sub(clocks.time_us)) })
+        if let Some(strict) = attempt.strict {
+            let is_known = term.lineage.as_ref() == Some(clocks.lineage);
+            let parked = match is_known {
+                false => strict.longest,
+                true if self.lease.is_none() && term.holder != *id => {
+                    term.until.unwrap_or_default().saturating_sub(clocks.now).min(term.ttl)
+                }
+                true => Duration::ZERO,
+            };
+            if !parked.is_zero() {
+                let ends = Some(clocks.now.saturating_add(parked));
+                self.lease = Some(Lease { holder: hold.clone(), expires: ends });
+                let replicas = Some(strict.replicas);
+                let number = attempt.number;
+                self.term = Some(Term { holder: hold, attempt: number, until: ends, replicas, ..term });
+                let lineage = Some(clocks.lineage.clone()).filter(|_| !is_known);
+                return Ok(Said { answer: self.look(clocks.now), lineage });
+            }
+        }
+        let ends = Some(clocks.now.saturating_add(attempt.ttl));
+        self.lease = Some(Lease { holder: id.clone(), expires: ends });
+        self.term = Some(Term {
+            token,
+            holder: id.clone(),
+            attempt: attempt.number,
+            ttl: attempt.ttl,
+            // What follows an instance that is not strict begins with a hold.
+            lineage: attempt.strict.and(term.lineage),
+            until: attempt.strict.and(ends),
+            replicas: attempt.strict.map(|strict| strict.replicas),
+        });
+        let ahead = Duration::from_micros(token.saturating_sub(clocks.time_us));
+        let lineage = attempt.strict.map(|_| clocks.lineage.clone());
+        Ok(Said { answer: Answer::Won { token, ahead }, lineage })
     }
 
     fn is_held(&self, id: &InstanceId, token: u64) -> bool {
@@ -103,14 +177,30 @@ impl Keys {
             && self.term.as_ref().is_some_and(|term| term.token == token)
     }
 
+    fn is_parked_by(&self, id: &InstanceId) -> bool {
+        let value = self.lease.as_ref().map(|lease| lease.holder.as_str());
+        value.and_then(|value| value.strip_prefix(HOLD)) == Some(id.as_str())
+    }
+
+    /// Both keys, where the lease is there; a term key that is not comes into being.
+    fn both(&mut self) -> (&mut Lease, &mut Term) {
+        let lease = self.lease.as_mut().expect("the lease is held or parked");
+        (lease, self.term.get_or_insert_default())
+    }
+
     fn look(&self, now: Duration) -> Answer {
         let Some(lease) = &self.lease else { return Answer::Vacant };
-        let term = self.term.as_ref().filter(|term| term.holder == lease.holder);
-        Answer::Held(Holding {
+        let mut holding = Holding {
             holder: lease.holder.clone(),
-            token: term.map(|term| term.token),
+            token: None,
             remaining: remaining(lease, now),
-        })
+            replicas: None,
+        };
+        let term = self.term.as_ref().filter(|term| term.holder == lease.holder && !holding.is_parked());
+        if let Some(term) = term {
+            (holding.token, holding.replicas) = (Some(term.token), term.replicas);
+        }
+        Answer::Held(holding)
     }
 }
 

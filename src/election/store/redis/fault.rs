@@ -32,6 +32,8 @@ const CODES: &[(&str, Class)] = &[
     ("NOPROTO", Class::Configuration),
     // Our own scripts' word for a term key that they cannot count on from.
     ("BADTERM", Class::Configuration),
+    // And for a data set that they cannot tell from another.
+    ("NOLINEAGE", Class::Configuration),
 ];
 
 /// The phrases that tell where the code is only ERR. A right that is missing inside a script never

@@ -25,6 +25,8 @@ use crate::election::error::Error;
 use dial::Dialer;
 use listener::RedisListener;
 use resolve::Resolver;
+#[cfg(test)]
+pub(crate) use script::pack;
 use session::RedisSession;
 use url::Target;
 

@@ -1,19 +1,29 @@
 -- Sets the lease's expiry again, if this id still holds it under this token. Never re-creates it.
--- KEYS: lease, term. ARGV: id, token, ttl (ms).
+-- KEYS: lease, term. ARGV: id, token, ttl (ms); under strict also the data set that acknowledged the last one.
 
 -- A write that changes nothing goes first, so that a replica answers READONLY and not a stale "no".
 local probe = redis.pcall('HDEL', KEYS[2], '')
 if type(probe) == 'table' then return probe end
 
-local id, token, ttl = ARGV[1], ARGV[2], ARGV[3]
+local id, token, ttl, acknowledged = unpack(ARGV)
 local holder = redis.call('GET', KEYS[1])
-local term = redis.call('HMGET', KEYS[2], 'token', 'holder')
-
 if not holder then return {'vacant'} end
-local left = redis.call('PTTL', KEYS[1])
-if holder ~= id or term[1] ~= token then
-  return {'held', holder, left, term[2] == holder and term[1] or ''}
+local term = redis.call('HMGET', KEYS[2], 'token', 'lineage')
+if holder ~= id or term[1] ~= token then return held(holder) end
+
+local here
+if acknowledged then
+  here = lineage()
+  if type(here) == 'table' then return here end
 end
+local left = redis.call('PTTL', KEYS[1])
 
 redis.call('PEXPIRE', KEYS[1], ttl)
-return {'renewed', left}
+if acknowledged then
+  local now = redis.call('TIME')
+  local ends = now[1] * 1000 + math.floor(now[2] / 1000) + ttl
+  redis.call('HSET', KEYS[2], 'until', string.format('%.0f', ends))
+  -- This lease has lived on in a data set that took another's place, and its replicas know that by now.
+  if acknowledged == here and term[2] ~= here then redis.call('HSET', KEYS[2], 'lineage', here) end
+end
+return {'renewed', left, here}

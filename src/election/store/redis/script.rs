@@ -6,69 +6,125 @@ use redis::Value;
 
 use super::fault::shortened;
 use crate::election::key::InstanceId;
-use crate::election::store::{Action, Answer, Holding, Operation};
+use crate::election::store::strict::{Acknowledged, Call, HOLD, Lineage, Said};
+use crate::election::store::{Answer, Holding, Operation};
 use crate::election::term::parse_token;
 
-const ACQUIRE: &str = include_str!("acquire.lua");
-const RENEW: &str = include_str!("renew.lua");
-const RELEASE: &str = include_str!("release.lua");
-const LOOK: &str = include_str!("look.lua");
+/// Each script begins with what they share.
+macro_rules! script {
+    ($file:literal) => {
+        concat!(include_str!("prelude.lua"), include_str!($file))
+    };
+}
 
-/// Appends the command of an operation.
+const ACQUIRE: &str = script!("acquire.lua");
+const RENEW: &str = script!("renew.lua");
+const RELEASE: &str = script!("release.lua");
+const LOOK: &str = script!("look.lua");
+const SETTLE: &str = script!("settle.lua");
+
+/// Appends the command of a call, in the name of an operation's instance.
 ///
 /// EVAL with the whole text, always: it is one round trip also after a restart or a failover, when the
 /// server knows no script, and needs no right to load one.
-pub(super) fn pack(operation: &Operation, out: &mut Vec<u8>) {
-    let script = match operation.action {
-        Action::Acquire { .. } => ACQUIRE,
-        Action::Renew { .. } => RENEW,
-        Action::Release { .. } => RELEASE,
-        Action::Look => LOOK,
+pub(crate) fn pack(operation: &Operation, call: &Call, out: &mut Vec<u8>) {
+    let script = match call {
+        Call::Acquire { .. } => ACQUIRE,
+        Call::Renew { .. } => RENEW,
+        Call::Release { .. } => RELEASE,
+        Call::Look => LOOK,
+        Call::Settle { .. } => SETTLE,
     };
     let mut command = redis::cmd("EVAL");
     command.arg(script).arg(2).arg(operation.group.lease()).arg(operation.group.term());
     let (id, ttl) = (operation.id.as_str(), millis(operation.ttl));
-    match operation.action {
-        Action::Acquire { attempt, floor } => command.arg(id).arg(ttl).arg(floor).arg(attempt),
-        Action::Renew { token } => command.arg(id).arg(token).arg(ttl),
-        Action::Release { token } => command.arg(id).arg(token),
-        Action::Look => &mut command,
+    match call {
+        Call::Acquire { attempt, floor, strict } => {
+            command.arg(id).arg(ttl).arg(floor).arg(attempt);
+            if let Some(strict) = strict {
+                command.arg(millis(strict.longest)).arg(strict.replicas);
+            }
+        }
+        Call::Renew { token, strict } => {
+            command.arg(id).arg(token).arg(ttl);
+            if let Some(Acknowledged(lineage)) = strict {
+                command.arg(lineage.as_ref().map_or("", Lineage::as_str));
+            }
+        }
+        Call::Release { token, wake } => {
+            command.arg(id).arg(token).arg(u8::from(*wake));
+        }
+        Call::Look => {}
+        Call::Settle { lineage, longest } => {
+            command.arg(id).arg(lineage.as_str()).arg(millis(*longest));
+        }
     }
-    .write_packed_command(out);
+    command.write_packed_command(out);
 }
 
 /// Reads the script's reply; none when it is not one that this script gives.
-pub(super) fn answer(operation: &Operation, reply: &Value) -> Option<Answer> {
+pub(super) fn said(operation: &Operation, call: &Call, reply: &Value) -> Option<Said> {
     let Value::Array(items) = reply else { return None };
     let (word, rest) = items.split_first()?;
-    match (operation.action, text(word)?, rest) {
-        (Action::Acquire { floor, .. }, "won", [token, time]) => {
+    match (call, text(word)?, rest) {
+        (Call::Acquire { floor, strict, .. }, "won", [token, time, lineage @ ..]) => {
             let (token, time) = (parse_token(text(token)?)?, parse_token(text(time)?)?);
             // The script never gives one that this instance has seen, whatever the server has lost.
-            (token > floor).then_some(())?;
-            Some(Answer::Won { token, ahead: Duration::from_micros(token.saturating_sub(time)) })
+            (token > *floor).then_some(())?;
+            let ahead = Duration::from_micros(token.saturating_sub(time));
+            let lineage = lineage_of(lineage, strict.is_some())?;
+            Some(Said { answer: Answer::Won { token, ahead }, lineage })
         }
-        (Action::Acquire { .. }, "ghost", []) => Some(Answer::Ghost),
-        (Action::Renew { .. }, "renewed", [left]) => {
+        (Call::Acquire { strict: Some(_), .. }, "parked", [holder, left, lineage @ ..]) => {
+            let holding = holding(operation, holder, left)?;
+            let is_own = holding.holder.as_str().strip_prefix(HOLD) == Some(operation.id.as_str());
+            is_own.then_some(())?;
+            let lineage = lineage_of(lineage, !lineage.is_empty())?;
+            Some(Said { answer: Answer::Held(holding), lineage })
+        }
+        (Call::Acquire { .. }, "ghost", []) => Some(Answer::Ghost.into()),
+        (Call::Renew { strict, .. }, "renewed", [left, lineage @ ..]) => {
             // It had no expiry, and got one now.
-            Some(Answer::Renewed { left: remaining(left)?.unwrap_or(operation.ttl) })
+            let left = remaining(left)?.unwrap_or(operation.ttl);
+            let lineage = lineage_of(lineage, strict.is_some())?;
+            Some(Said { answer: Answer::Renewed { left }, lineage })
         }
-        (Action::Release { .. }, "released", []) => Some(Answer::Released),
-        (Action::Renew { .. } | Action::Release { .. } | Action::Look, "vacant", []) => Some(Answer::Vacant),
-        (_, "held", [holder, left, token]) => {
-            let Value::BulkString(holder) = holder else { return None };
-            // Whatever somebody else wrote there: only our own id needs to be told exactly.
-            let holder = match holder == operation.id.as_str().as_bytes() {
-                true => operation.id.clone(),
-                false => InstanceId::from(&*shortened(&String::from_utf8_lossy(holder))),
+        (Call::Release { .. }, "released", []) => Some(Answer::Released.into()),
+        (Call::Acquire { .. }, "vacant", []) => None,
+        (_, "vacant", []) => Some(Answer::Vacant.into()),
+        (_, "held", [holder, left, token, replicas @ ..]) => {
+            let holding = holding(operation, holder, left)?;
+            let replicas = match replicas {
+                [] => None,
+                [replicas] => text(replicas)?.parse().ok(),
+                _ => return None,
             };
-            Some(Answer::Held(Holding {
-                holder,
-                // A field that is no token is as good as none. It is empty for a Go instance.
-                token: text(token).and_then(parse_token),
-                remaining: remaining(left)?,
-            }))
+            // A field that is no token is as good as none. It is empty for a Go instance.
+            let token = text(token).and_then(parse_token);
+            Some(Answer::Held(Holding { token, replicas, ..holding }).into())
         }
+        _ => None,
+    }
+}
+
+/// Who holds the lease, and for how long.
+fn holding(operation: &Operation, holder: &Value, left: &Value) -> Option<Holding> {
+    let Value::BulkString(holder) = holder else { return None };
+    let own = operation.id.as_str().as_bytes();
+    // Whatever somebody else wrote there: only our own id needs to be told exactly.
+    let holder = match holder.strip_prefix(HOLD.as_bytes()) {
+        _ if holder == own => operation.id.clone(),
+        Some(parker) if parker == own => InstanceId::from(&*format!("{HOLD}{}", operation.id)),
+        _ => InstanceId::from(&*shortened(&String::from_utf8_lossy(holder))),
+    };
+    Some(Holding { holder, token: None, remaining: remaining(left)?, replicas: None })
+}
+
+/// The data set that a reply names at its end, where it is to name one.
+fn lineage_of(rest: &[Value], is_named: bool) -> Option<Option<Lineage>> {
+    match rest {
+        [] if !is_named => Some(None),
+        [lineage] if is_named => Some(Some(Lineage::from(text(lineage)?))),
         _ => None,
     }
 }
@@ -97,6 +153,8 @@ fn millis(duration: Duration) -> u64 {
 mod tests {
     use super::*;
     use crate::election::key::Group;
+    use crate::election::store::Action;
+    use crate::election::store::strict::{Ledger, Strictness};
     use crate::election::term::LONGEST_TOKEN;
 
     const ACQUIRES: Action = Action::Acquire { attempt: 7, floor: 41 };
@@ -105,25 +163,47 @@ mod tests {
 
     fn operation(action: Action) -> Operation {
         let group = Group::new("example").expect("a good name");
-        Operation { group, id: InstanceId::from("me"), ttl: Duration::from_millis(5_000), action }
+        let (id, ttl) = (InstanceId::from("me"), Duration::from_millis(5_000));
+        Operation { group, id, ttl, action, strict: None }
+    }
+
+    fn strict(action: Action) -> Operation {
+        let strict = Some(Strictness { replicas: 3, longest: Duration::from_millis(7_000) });
+        Operation { strict, ..operation(action) }
+    }
+
+    fn read_as(operation: &Operation, call: &Call, reply: &str) -> Option<Said> {
+        let reply = redis::parse_redis_value(reply.as_bytes()).expect("a well-formed reply");
+        said(operation, call, &reply)
     }
 
     fn read(action: Action, reply: &str) -> Option<Answer> {
-        let reply = redis::parse_redis_value(reply.as_bytes()).expect("a well-formed reply");
-        answer(&operation(action), &reply)
+        let operation = operation(action);
+        let said = read_as(&operation, &Ledger::default().call(&operation), reply)?;
+        assert_eq!(said.lineage, None, "only strict names one");
+        Some(said.answer)
     }
 
     #[test]
     fn the_arguments_are_in_the_order_of_the_scripts() {
-        for (action, script, arguments) in [
-            (ACQUIRES, ACQUIRE, &["me", "5000", "41", "7"][..]),
-            (RENEWS, RENEW, &["me", "42", "5000"]),
-            (RELEASES, RELEASE, &["me", "42"]),
-            (Action::Look, LOOK, &[]),
+        let call = |operation: Operation| (Ledger::default().call(&operation), operation);
+        let renewed = Call::Renew { token: 42, strict: Some(Acknowledged(Some("abc".into()))) };
+        let taken_back = Call::Release { token: 42, wake: false };
+        let settled = Call::Settle { lineage: "abc".into(), longest: Duration::from_millis(7_000) };
+        for ((call, operation), script, arguments) in [
+            (call(operation(ACQUIRES)), ACQUIRE, &["me", "5000", "41", "7"][..]),
+            (call(operation(RENEWS)), RENEW, &["me", "42", "5000"]),
+            (call(operation(RELEASES)), RELEASE, &["me", "42", "1"]),
+            (call(operation(Action::Look)), LOOK, &[]),
+            (call(strict(ACQUIRES)), ACQUIRE, &["me", "5000", "41", "7", "7000", "3"]),
+            (call(strict(RENEWS)), RENEW, &["me", "42", "5000", ""]),
+            (call(strict(RELEASES)), RELEASE, &["me", "42", "1"]),
+            ((renewed, strict(RENEWS)), RENEW, &["me", "42", "5000", "abc"]),
+            ((taken_back, strict(ACQUIRES)), RELEASE, &["me", "42", "0"]),
+            ((settled, strict(ACQUIRES)), SETTLE, &["me", "abc", "7000"]),
         ] {
-            let operation = operation(action);
             let mut packed = Vec::new();
-            pack(&operation, &mut packed);
+            pack(&operation, &call, &mut packed);
             let keys = [operation.group.lease(), operation.group.term()];
             let expected = [&["EVAL", script, "2"][..], &keys, arguments].concat();
             let value = redis::parse_redis_value(&packed).expect("a packed command");
@@ -137,7 +217,7 @@ mod tests {
     fn every_reply_that_a_script_gives_is_read() {
         let held = |token, remaining| {
             let holder = InstanceId::from("you");
-            Some(Answer::Held(Holding { holder, token, remaining }))
+            Some(Answer::Held(Holding { holder, token, remaining, replicas: None }))
         };
         let millis = Duration::from_millis;
         for (action, reply, expected) in [
@@ -179,6 +259,53 @@ mod tests {
         ] {
             assert_eq!(read(action, reply), expected, "{action:?} {reply:?}");
         }
+    }
+
+    #[test]
+    fn under_strict_a_reply_names_the_data_set() {
+        let held = |holder: &str, token, millis, replicas| {
+            let remaining = Some(Duration::from_millis(millis));
+            Answer::Held(Holding { holder: holder.into(), token, remaining, replicas })
+        };
+        let won = Answer::Won { token: 42, ahead: Duration::ZERO };
+        let abc = Some(Lineage::from("abc"));
+        let renewed = Answer::Renewed { left: Duration::from_millis(9) };
+        for (action, reply, expected) in [
+            (ACQUIRES, "*4\r\n$3\r\nwon\r\n$2\r\n42\r\n$2\r\n42\r\n$3\r\nabc\r\n", Some((won, &abc))),
+            (ACQUIRES, "*3\r\n$3\r\nwon\r\n$2\r\n42\r\n$2\r\n42\r\n", None),
+            (
+                ACQUIRES,
+                "*4\r\n$6\r\nparked\r\n$7\r\nhold/me\r\n:7\r\n$3\r\nabc\r\n",
+                Some((held("hold/me", None, 7, None), &abc)),
+            ),
+            (
+                ACQUIRES,
+                "*3\r\n$6\r\nparked\r\n$7\r\nhold/me\r\n:7\r\n",
+                Some((held("hold/me", None, 7, None), &None)),
+            ),
+            (ACQUIRES, "*3\r\n$6\r\nparked\r\n$8\r\nhold/you\r\n:7\r\n", None),
+            (ACQUIRES, "*3\r\n$6\r\nparked\r\n$2\r\nme\r\n:7\r\n", None),
+            (RENEWS, "*3\r\n$7\r\nrenewed\r\n:9\r\n$3\r\nabc\r\n", Some((renewed, &abc))),
+            (RENEWS, "*2\r\n$7\r\nrenewed\r\n:9\r\n", None),
+            (RENEWS, "*3\r\n$6\r\nparked\r\n$7\r\nhold/me\r\n:7\r\n", None),
+            (
+                RENEWS,
+                "*5\r\n$4\r\nheld\r\n$3\r\nyou\r\n:5\r\n$2\r\n41\r\n$1\r\n3\r\n",
+                Some((held("you", Some(41), 5, Some(3)), &None)),
+            ),
+            (
+                ACQUIRES,
+                "*4\r\n$4\r\nheld\r\n$8\r\nhold/you\r\n:5\r\n$0\r\n\r\n",
+                Some((held("hold/you", None, 5, None), &None)),
+            ),
+        ] {
+            let operation = strict(action);
+            let said = read_as(&operation, &Ledger::default().call(&operation), reply);
+            let expected = expected.map(|(answer, lineage)| Said { answer, lineage: lineage.clone() });
+            assert_eq!(said, expected, "{action:?} {reply:?}");
+        }
+        // The same data set named to who did not ask is no answer of these scripts.
+        assert_eq!(read(RENEWS, "*3\r\n$7\r\nrenewed\r\n:9\r\n$3\r\nabc\r\n"), None);
     }
 
     #[test]
@@ -254,7 +381,10 @@ mod tests {
             let words = [Value::BulkString(b"held".to_vec()), Value::BulkString(holder.into())];
             let rest = [Value::Int(5), Value::BulkString(Vec::new())];
             let reply = Value::Array(words.into_iter().chain(rest).collect());
-            let Some(Answer::Held(holding)) = answer(&operation, &reply) else { panic!("it is held") };
+            let Some(Said { answer: Answer::Held(holding), .. }) = said(&operation, &Call::Look, &reply)
+            else {
+                panic!("it is held")
+            };
             assert_eq!(holding.holder == id, is_own);
             assert!(is_own || holding.holder.as_str().len() < 2_000);
         }

@@ -2,21 +2,22 @@
 
 use std::io;
 
-use redis::Value;
+use redis::{ServerError, Value};
 
 use super::dial::{Dialer, describe};
+use super::url::Address;
 use super::wire::{Broken, Patience, Wire};
 use super::{fault, script};
 use crate::election::store::budget::BellEnd;
-use crate::election::store::{
-    Action, Answer, Bell, Budget, Class, Lookups, Operation, Outcome, Session, StoreError,
-};
+use crate::election::store::strict::{Call, Conclusion, Ledger, Said, Wait, followed};
+use crate::election::store::{Answer, Bell, Budget, Class, Lookups, Operation, Outcome, Session, StoreError};
 
 /// Owns at most one connection, and dials when a batch needs one.
 #[derive(Debug)]
 pub(super) struct RedisSession {
     dialer: Dialer,
     wire: Option<Wire>,
+    ledger: Ledger,
     bell: Bell,
     end: BellEnd,
 }
@@ -27,7 +28,7 @@ impl RedisSession {
     /// A session without a connection. It fails where the system refuses a descriptor for the bell.
     pub(super) fn new(dialer: Dialer) -> io::Result<Self> {
         let (bell, end) = Bell::new()?;
-        Ok(Self { dialer, wire: None, bell, end })
+        Ok(Self { dialer, wire: None, ledger: Ledger::default(), bell, end })
     }
 
     /// The connection that is kept.
@@ -60,18 +61,11 @@ impl Session for RedisSession {
         if patience.remaining().is_none() {
             return fail(not_sent("there was no time left to begin"));
         }
-        let mut packed = Vec::new();
-        let begins: Vec<_> = batch
-            .iter()
-            .map(|operation| {
-                let begin = packed.len();
-                script::pack(operation, &mut packed);
-                begin
-            })
-            .collect();
         if batch.is_empty() {
             return Vec::new();
         }
+        let calls: Vec<_> = batch.iter().map(|operation| (operation, self.ledger.call(operation))).collect();
+        let request = Request::new(&calls, Wait::of(batch));
 
         let mut kept = Self::idle_wire(&mut self.wire, &self.dialer);
         let (mut wire, writes, sent) = loop {
@@ -83,7 +77,7 @@ impl Session for RedisSession {
                 },
             };
             let writes = wire.writes();
-            match wire.send(&packed, &patience) {
+            match wire.send(&request.packed, &patience) {
                 // Closed in the moment since it was looked at, and nothing was sent: as if found closed.
                 Err((0, Broken::Io(_))) if was_kept => {}
                 sent => break (wire, writes, sent),
@@ -96,54 +90,26 @@ impl Session for RedisSession {
             let error = describe(outcome, "sending to", address, broken, &patience);
             let cut_off = || not_sent("an operation before it could not be sent").with_source(error.clone());
             let begun = |begin: &usize| sent == 0 || *begin < sent;
-            return begins.iter().map(|at| Err(if begun(at) { error.clone() } else { cut_off() })).collect();
+            return request
+                .begins
+                .iter()
+                .map(|at| Err(if begun(at) { error.clone() } else { cut_off() }))
+                .collect();
         }
 
-        let mut keep = true;
-        let mut results = Vec::with_capacity(batch.len());
-        for operation in batch {
-            let unknown = match wire.receive(&patience) {
-                Ok(Value::ServerError(error)) => {
-                    let (class, mut text) = fault::classify(&error);
-                    if text.contains("WRONGTYPE") {
-                        let (lease, term) = (operation.group.lease(), operation.group.term());
-                        text.push_str(&format!(
-                            "; the lease key {lease} must be a string and the term key {term} a hash: delete the one that is not"
-                        ));
-                    }
-                    // The next dial may find the right one: by another address, or by its role.
-                    keep &= class != Class::WrongNode;
-                    let message = format!("{address} refused it: {text}");
-                    results.push(Err(StoreError::new(Outcome::Refused, class, message)));
-                    continue;
-                }
-                Ok(reply) => match script::answer(operation, &reply) {
-                    Some(answer) => {
-                        // A lost lease may be a stale server's word; the next dial checks its role.
-                        let lost = matches!(answer, Answer::Held(_) | Answer::Vacant);
-                        keep &= !(lost && matches!(operation.action, Action::Renew { .. }));
-                        results.push(Ok(answer));
-                        continue;
-                    }
-                    None => describe(
-                        Outcome::Unknown,
-                        WAITING,
-                        address,
-                        Broken::Garbage("an unexpected reply"),
-                        &patience,
-                    ),
-                },
-                Err(broken) => describe(Outcome::Unknown, WAITING, address, broken, &patience),
-            };
-            // What comes after cannot be told apart any more.
-            results.resize(batch.len(), Err(unknown));
-            return results;
-        }
+        let mut replies = request.receive(&mut wire, address, &patience);
+        let said = std::mem::take(&mut replies.said);
+        let mut concluded: Vec<_> = batch
+            .iter()
+            .zip(said)
+            .map(|(operation, said)| self.ledger.conclude(operation, said, &replies.acknowledged))
+            .collect();
+        replies.keep &= follow(&mut wire, batch, &mut concluded, replies.whole, address, &patience);
         // Bytes beyond the last reply are no reply of ours.
-        if keep && wire.is_quiet() {
+        if replies.whole && replies.keep && wire.is_quiet() {
             self.wire = Some(wire);
         }
-        results
+        concluded.into_iter().map(|concluded| concluded.result).collect()
     }
 
     fn bell(&self) -> Bell {
@@ -153,6 +119,138 @@ impl Session for RedisSession {
     fn lookups(&self) -> Lookups {
         self.dialer.lookups()
     }
+}
+
+/// Asks what the conclusions ask for, and makes their results final; whether the connection is still good.
+///
+/// What cannot be asked any more is left out: it would have saved others time.
+fn follow(
+    wire: &mut Wire,
+    batch: &[Operation],
+    concluded: &mut [Conclusion],
+    is_whole: bool,
+    address: &Address,
+    patience: &Patience<'_>,
+) -> bool {
+    let wanted = concluded.iter_mut().zip(batch).filter_map(|(concluded, operation)| {
+        let call = concluded.then.take()?;
+        Some((&mut concluded.result, (operation, call)))
+    });
+    let (results, calls): (Vec<_>, Vec<_>) = wanted.unzip();
+    if calls.is_empty() || !is_whole {
+        return is_whole;
+    }
+    let request = Request::new(&calls, None);
+    if wire.send(&request.packed, patience).is_err() {
+        return false;
+    }
+    let replies = request.receive(wire, address, patience);
+    for (result, said) in results.into_iter().zip(replies.said) {
+        *result = followed(result.clone(), said);
+    }
+    replies.whole && replies.keep
+}
+
+/// Calls that go over the wire in one piece.
+struct Request<'a> {
+    calls: &'a [(&'a Operation, Call)],
+    /// How many replicas are waited for after them.
+    wait: Option<Wait>,
+    packed: Vec<u8>,
+    /// Where each call begins in that.
+    begins: Vec<usize>,
+}
+
+/// What came back.
+struct Replies {
+    /// One for each call.
+    said: Vec<Result<Said, StoreError>>,
+    /// How many replicas have acknowledged all of it; none were asked without a wait.
+    acknowledged: Result<u32, StoreError>,
+    /// Whether all of it came.
+    whole: bool,
+    /// Whether this is the right server, as far as it is known.
+    keep: bool,
+}
+
+impl<'a> Request<'a> {
+    fn new(calls: &'a [(&'a Operation, Call)], wait: Option<Wait>) -> Self {
+        let mut packed = Vec::new();
+        let begins = calls.iter().map(|(operation, call)| {
+            let begin = packed.len();
+            script::pack(operation, call, &mut packed);
+            begin
+        });
+        let begins = begins.collect();
+        if let Some(Wait { replicas, limit }) = wait {
+            let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            redis::cmd("WAIT").arg(replicas).arg(limit).write_packed_command(&mut packed);
+        }
+        Self { calls, wait, packed, begins }
+    }
+
+    fn receive(&self, wire: &mut Wire, address: &Address, patience: &Patience<'_>) -> Replies {
+        let unknown = |broken| describe(Outcome::Unknown, WAITING, address, broken, patience);
+        let garbage = || unknown(Broken::Garbage("an unexpected reply"));
+        let mut replies = Replies {
+            said: Vec::with_capacity(self.calls.len()),
+            acknowledged: Ok(0),
+            whole: true,
+            keep: true,
+        };
+        for (operation, call) in self.calls {
+            let said = match wire.receive(patience) {
+                Ok(Value::ServerError(error)) => {
+                    let error = refused(operation, address, &error);
+                    // The next dial may find the right one: by another address, or by its role.
+                    replies.keep &= error.class() != Class::WrongNode;
+                    Ok(Err(error))
+                }
+                Ok(reply) => script::said(operation, call, &reply).map(Ok).ok_or_else(garbage),
+                Err(broken) => Err(unknown(broken)),
+            };
+            match said {
+                Ok(said) => {
+                    // A lost lease may be a stale server's word; the next dial checks its role.
+                    let lost =
+                        matches!(&said, Ok(said) if matches!(said.answer, Answer::Held(_) | Answer::Vacant));
+                    replies.keep &= !(lost && matches!(call, Call::Renew { .. }));
+                    replies.said.push(said);
+                }
+                Err(error) => {
+                    // What comes after cannot be told apart any more.
+                    replies.said.resize(self.calls.len(), Err(error.clone()));
+                    return Replies { acknowledged: Err(error), whole: false, ..replies };
+                }
+            }
+        }
+        if self.wait.is_some() {
+            replies.acknowledged = match wire.receive(patience) {
+                Ok(Value::Int(count)) => Ok(u32::try_from(count).unwrap_or(0)),
+                Ok(Value::ServerError(error)) => {
+                    let (class, text) = fault::classify(&error);
+                    replies.keep = false;
+                    Err(StoreError::new(Outcome::Unknown, class, format!("{address} refused WAIT: {text}")))
+                }
+                reply => {
+                    replies.whole = false;
+                    Err(reply.map_or_else(unknown, |_| garbage()))
+                }
+            };
+        }
+        replies
+    }
+}
+
+fn refused(operation: &Operation, address: &Address, error: &ServerError) -> StoreError {
+    let (class, mut text) = fault::classify(error);
+    if text.contains("WRONGTYPE") {
+        let (lease, term) = (operation.group.lease(), operation.group.term());
+        text.push_str(&format!(
+            "; the lease key {lease} must be a string and the term key {term} a hash: delete the one that is not"
+        ));
+    }
+    StoreError::new(Outcome::Refused, class, format!("{address} refused it: {text}"))
 }
 
 fn not_sent(message: &str) -> StoreError {

@@ -124,7 +124,7 @@ fn session(url: &str) -> RedisSession {
 
 fn operation(action: Action) -> Operation {
     let group = Group::new("example").expect("a good name");
-    Operation { group, id: InstanceId::from("me"), ttl: Duration::from_secs(5), action }
+    Operation { group, id: InstanceId::from("me"), ttl: Duration::from_secs(5), action, strict: None }
 }
 
 fn run(session: &mut RedisSession, actions: &[Action], time: Duration) -> Vec<Result> {

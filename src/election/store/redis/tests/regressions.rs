@@ -2,6 +2,7 @@
 //! `tests/REGRESSIONS.md`.
 
 use super::*;
+use crate::election::store::strict::{Call, Ledger};
 use crate::server::{Reply, Server};
 
 /// B60: a client that died between two commands left a lease without expiry, which kept everybody out for ever.
@@ -12,7 +13,7 @@ fn a_request_that_is_cut_after_any_byte_does_nothing_and_the_whole_one_sets_the_
     let operation = |action| Operation { ttl: Duration::from_secs(3600), ..operation(action) };
     let acquire = operation(Action::Acquire { attempt: 1, floor: 0 });
     let mut bytes = Vec::new();
-    script::pack(&acquire, &mut bytes);
+    pack(&acquire, &Ledger::default().call(&acquire), &mut bytes);
     let send = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(server.address()).expect("the server listens");
         stream.set_read_timeout(Some(CAP)).expect("a timeout");
@@ -32,7 +33,7 @@ fn a_request_that_is_cut_after_any_byte_does_nothing_and_the_whole_one_sets_the_
     // A renewal that is cut leaves the end where it was.
     assert_eq!(admin.command(&["PEXPIRE", lease, "7200000"]), Reply::Int(1));
     bytes.clear();
-    script::pack(&operation(Action::Renew { token }), &mut bytes);
+    pack(&operation(Action::Renew { token }), &Call::Renew { token, strict: None }, &mut bytes);
     for length in 0..bytes.len() {
         send(&bytes[..length]);
     }
