@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::replicas::{self, in_step, ok, replication};
+use super::replicas::{self, is_followed, ok, replication};
 use super::{Reply, Server, eventually};
 
 const MASTERS: usize = 3;
@@ -210,7 +210,7 @@ fn defect(node: &Server) -> Option<String> {
     }
     let is_master = nodes.iter().any(|it| it.is("myself") && it.is("master"));
     let whole = match is_master {
-        true => in_step(node) == NODES / MASTERS - 1,
+        true => is_followed(node, NODES / MASTERS - 1),
         false => replication(node).contains("master_link_status:up"),
     };
     (!whole).then(|| replication(node))

@@ -64,16 +64,27 @@ impl Replicas {
 /// Waits until so many replicas of the server are in step with it.
 #[track_caller]
 pub(crate) fn wait_for_replicas(master: &Server, count: usize) {
-    eventually(CAP, || match in_step(master) {
-        online if online == count => Ok(()),
-        _ => Err(replication(master)),
+    eventually(CAP, || match is_followed(master, count) {
+        true => Ok(()),
+        false => Err(replication(master)),
     });
 }
 
-/// How many replicas the server counts as being in step.
-pub(super) fn in_step(master: &Server) -> usize {
+/// Whether so many replicas are in step with the server. It counts one as being online that is not sent anything
+/// before its first acknowledgement, which may come a second later; so they have to acknowledge.
+pub(super) fn is_followed(master: &Server, count: usize) -> bool {
     let info = replication(master);
-    info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count()
+    let online = info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online"));
+    online.count() == count && acknowledge(master, count)
+}
+
+/// Whether at least so many replicas acknowledge everything until now, within a second.
+pub(crate) fn acknowledge(master: &Server, count: usize) -> bool {
+    let mut admin = master.admin();
+    // WAIT is about the time of the connection's last command.
+    admin.command(&["PING"]);
+    let acknowledged = admin.command(&["WAIT", &count.to_string(), "1000"]);
+    matches!(acknowledged, Reply::Int(replicas) if replicas >= count as i64)
 }
 
 /// What the server says of its replication.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::replicas::{ARGS, in_step, ok, replication};
+use super::replicas::{ARGS, is_followed, ok, replication, wait_for_replicas};
 use super::{Server, eventually};
 
 /// The name under which the sentinels know the master.
@@ -30,10 +30,7 @@ impl Sentinels {
         servers[1..].iter().for_each(|replica| ok(replica, &["REPLICAOF", "127.0.0.1", &port]));
         let mut it = Self { servers, sentinels: Vec::new(), away: [false; SERVERS] };
         // A sentinel looks again for replicas only after ten seconds, so they have to be there when it starts.
-        eventually(CAP, || match in_step(&it.servers[0]) {
-            2 => Ok(()),
-            _ => Err(replication(&it.servers[0])),
-        });
+        wait_for_replicas(&it.servers[0], 2);
         let lines = format!(
             "sentinel monitor {MASTER} 127.0.0.1 {port} 2\n\
              sentinel down-after-milliseconds {MASTER} 700\n\
@@ -105,10 +102,7 @@ impl Sentinels {
             let master = &self.servers[self.master()];
             let known: Vec<_> = self.sentinels.iter().map(state).collect();
             let whole = known.iter().all(|it| *it == ("master".to_owned(), 2, 2));
-            match (whole, in_step(master)) {
-                (true, 2) => Ok(()),
-                (_, replicas) => Err((known, replicas)),
-            }
+            if whole && is_followed(master, 2) { Ok(()) } else { Err((known, replication(master))) }
         });
     }
 }
