@@ -1,14 +1,15 @@
 //! The threads of an election, and what passes between them.
 //!
 //! The driver's thread owns the machines and sleeps in one place. It does no I/O and runs no user
-//! code but the program's logger, so nothing else that hangs can delay a demotion. The I/O thread owns
-//! the session with the store, a third thread listens for wakes. One driver runs any number of elections
-//! over one session; their operations go in batches.
+//! code but the program's logger, so nothing else that hangs can delay a demotion. An I/O thread owns
+//! the session with the store (in a cluster there is one for each node), another thread listens for wakes.
+//! One driver runs any number of elections over one session; their operations go in batches.
 
 mod election;
 mod hooks;
 mod inbox;
 mod io;
+mod lanes;
 mod lead;
 mod outlets;
 mod schedule;
@@ -20,7 +21,7 @@ mod wake;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender};
 
 pub(crate) use election::{Election, longest_way_out};
 pub(crate) use hooks::Hooks;
@@ -32,8 +33,9 @@ use super::error::Error;
 use super::event::Event;
 use super::leadership::Standing;
 use super::status::Inspection;
-use super::store::{Answer, Listener, Session, StoreError};
+use super::store::{Answer, Listener, Operation, Session, StoreError};
 use inbox::{Inbox, inbox};
+use lanes::{IoThreads, Lanes, Way};
 use schedule::Schedule;
 use wake::Wakes;
 
@@ -42,6 +44,8 @@ const INBOX: usize = 1024;
 /// The longest wait to send a command. The driver takes one in microseconds, unless the program's logger
 /// holds it up.
 const SEND_LIMIT: Duration = Duration::from_secs(1);
+/// The threads of a driver beside those that do I/O: its own, and the one that listens.
+const OTHER_THREADS: usize = 2;
 /// An election's number within its driver.
 pub(crate) type ElectionId = u64;
 
@@ -53,9 +57,9 @@ pub(crate) enum Message {
     Close,
     /// Something for one election.
     Command(ElectionId, Command),
-    /// What the store said to the operations of the batch in flight, in its order.
-    Answers(Vec<Result<Answer, StoreError>>),
-    /// The I/O thread has ended without being told to.
+    /// What the store said to the operations of the batch in flight on this lane, in its order.
+    Answers { way: Way, operations: Vec<Operation>, results: Vec<Result<Answer, StoreError>> },
+    /// An I/O thread has ended without being told to.
     IoEnded,
     /// Wakes are heard from now on.
     Listening,
@@ -156,28 +160,29 @@ pub(crate) struct Driver {
     inbox: Inbox<Message>,
     /// Joins the others before it ends.
     thread: Thread,
+    io: IoThreads,
 }
 
 impl Driver {
-    /// How many threads there are until [`join`](Self::join) succeeds.
-    pub(crate) const THREADS: usize = 3;
-
     /// Spawns the threads over a session and a listener. They do nothing before an election is added.
     pub(crate) fn start(
         owner: Owner,
         session: Box<dyn Session>,
         listener: Box<dyn Listener>,
     ) -> Result<Self, Error> {
-        let bell = session.bell();
         let (inbox, messages) = inbox(INBOX);
-        let (batches, work) = bounded(1);
-        let answers = inbox.clone();
-        let io = Thread::spawn(owner, Place::Engine, "tr-io", move || io::run(session, &work, answers))?;
+        let lanes = Lanes::start(owner, session, inbox.clone())?;
+        let io = lanes.threads();
         let wakes = Wakes::start(owner, listener, inbox.clone())?;
         let thread = Thread::spawn(owner, Place::Engine, "tr-driver", move || {
-            Schedule::new(messages, batches, bell, wakes).run(io);
+            Schedule::new(messages, lanes, wakes).run();
         })?;
-        Ok(Self { inbox, thread })
+        Ok(Self { inbox, thread, io })
+    }
+
+    /// How many threads there are until [`join`](Self::join) succeeds.
+    pub(crate) fn threads(&self) -> usize {
+        OTHER_THREADS + self.io.running()
     }
 
     /// The way to the election with this number, whether it has been added or not.

@@ -281,8 +281,9 @@ impl Elector {
         let running = || self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // Waited for without the lock, so that calls at the same time all wait for no longer than this.
         let driver = running().driver.as_ref().map(Driver::ended);
-        let driver_left = driver.is_some_and(|driver| !has_ended(driver, until + SLACK));
-        if !driver_left && let Some(driver) = running().driver.take() {
+        let has_driver = driver.is_some_and(|driver| !has_ended(driver, until + SLACK));
+        let driver_left = running().driver.as_ref().filter(|_| has_driver).map_or(0, Driver::threads);
+        if !has_driver && let Some(driver) = running().driver.take() {
             driver.join();
         }
         // A hook's own thread ends after the driver, when the hook has returned: also where the driver has used
@@ -299,7 +300,7 @@ impl Elector {
         let works = self.lead.ended();
         let works_left = works.into_iter().filter(|work| !has_ended(work.clone(), until)).count();
         self.lead.join_ended();
-        usize::from(driver_left) * Driver::THREADS + usize::from(hooks_left) + works_left
+        driver_left + usize::from(hooks_left) + works_left
     }
 
     /// The id of this instance: the lease's value while it leads.

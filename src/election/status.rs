@@ -6,7 +6,8 @@ use super::clock::Instant;
 use super::error::{Error, ErrorKind};
 use super::event::Leader;
 use super::key::{Group, InstanceId};
-use super::store::{Action, Answer, Budget, LeaseStore, Operation, StoreError};
+use super::store::redirect::execute_one;
+use super::store::{Action, Answer, LeaseStore, Operation, StoreError};
 
 /// How long [`inspect`] may take.
 const INSPECT_LIMIT: Duration = Duration::from_secs(2);
@@ -97,10 +98,10 @@ pub struct Inspection {
 /// ```
 pub fn inspect(store: &impl LeaseStore, group: &str) -> Result<Inspection, Error> {
     let group = Group::new(group)?;
-    let mut session = store.open().map_err(Error::session)?;
-    let budget = Budget::new(Instant::now() + INSPECT_LIMIT, &session.bell());
-    let mut results = session.execute(&[look(&group)], &budget);
-    inspection(&group, results.pop())
+    let session = store.open().map_err(Error::session)?;
+    let result =
+        execute_one(session, &look(&group), Instant::now() + INSPECT_LIMIT).map_err(Error::session)?;
+    inspection(&group, Some(result))
 }
 
 /// The operation that asks who holds a lease.

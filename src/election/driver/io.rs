@@ -1,9 +1,10 @@
-//! The thread that owns the session with the store.
+//! A thread that owns a session with the store.
 
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
 
+use super::lanes::Way;
 use super::{Inbox, Message};
 use crate::election::store::{Budget, Operation, Session};
 
@@ -14,11 +15,17 @@ pub(super) struct Batch {
 }
 
 /// Executes batches until their sender is lost.
-pub(super) fn run(mut session: Box<dyn Session>, batches: &Receiver<Batch>, answers: Inbox<Message>) {
+pub(super) fn run(
+    mut session: Box<dyn Session>,
+    way: &Way,
+    batches: &Receiver<Batch>,
+    answers: Inbox<Message>,
+) {
     let mut obituary = Obituary { answers, due: true };
     for batch in batches {
         let results = session.execute(&batch.operations, &batch.budget);
-        if obituary.answers.send(Message::Answers(results)).is_err() {
+        let (way, operations) = (way.clone(), batch.operations);
+        if obituary.answers.send(Message::Answers { way, operations, results }).is_err() {
             break;
         }
     }

@@ -1,31 +1,31 @@
-//! The driver's thread: it calls each machine in time, and gives their operations to the I/O thread.
+//! The driver's thread: it calls each machine in time, and gives their operations to the I/O threads.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 
 use super::election::Order;
 use super::inbox::Messages;
-use super::io::Batch;
+use super::lanes::{Lanes, Way};
 use super::wake::Wakes;
-use super::{Command, Election, ElectionId, Message, Thread};
+use super::{Command, Election, ElectionId, Message};
 use crate::election::clock::Instant;
 use crate::election::error::Error;
 use crate::election::machine::{Input, Moment};
 use crate::election::status::Inspection;
-use crate::election::store::{Answer, Bell, Budget, Class, Operation, Outcome, StoreError};
+use crate::election::store::{Answer, Class, Hop, Operation, Outcome, StoreError, Trail};
 
 /// How often a subscription that is behind is looked at, beside each event: nothing else tells that
 /// a listener reads again.
 const LAG_CHECK: Duration = Duration::from_millis(100);
 
 /// What the store was asked to do, and for whom.
-struct Request {
+pub(super) struct Request {
     election: ElectionId,
     purpose: Purpose,
-    until: Instant,
+    pub(super) until: Instant,
+    trail: Trail,
 }
 
 /// Who is to be told the answer.
@@ -42,17 +42,17 @@ impl Request {
     }
 }
 
-/// The batch that the I/O thread is at.
-struct Flight {
-    requests: Vec<Request>,
-    budget: Arc<Budget>,
+/// A request that is not sent yet, and where it is to go.
+struct Waiting {
+    request: Request,
+    operation: Operation,
+    hop: Hop,
 }
 
-/// The machines of a driver, when each wants to be called, and the batch that is under way.
+/// The machines of a driver, when each wants to be called, and what is under way.
 pub(super) struct Schedule {
     messages: Messages<Message>,
-    batches: Sender<Batch>,
-    bell: Bell,
+    lanes: Lanes,
     wakes: Wakes,
     /// Whether wakes are heard now.
     listening: bool,
@@ -61,29 +61,29 @@ pub(super) struct Schedule {
     alarms: BTreeSet<(Instant, ElectionId)>,
     /// The elections with a subscription that is behind.
     lagging: BTreeSet<ElectionId>,
-    waiting: Vec<(Request, Operation)>,
-    flight: Option<Flight>,
+    waiting: Vec<Waiting>,
+    /// Whether a lane may have come out of use.
+    rerouted: bool,
     closed: bool,
 }
 
 impl Schedule {
-    pub(super) fn new(messages: Messages<Message>, batches: Sender<Batch>, bell: Bell, wakes: Wakes) -> Self {
+    pub(super) fn new(messages: Messages<Message>, lanes: Lanes, wakes: Wakes) -> Self {
         Self {
             messages,
-            batches,
-            bell,
+            lanes,
             wakes,
             listening: false,
             elections: BTreeMap::new(),
             alarms: BTreeSet::new(),
             lagging: BTreeSet::new(),
             waiting: Vec::new(),
-            flight: None,
+            rerouted: false,
             closed: false,
         }
     }
 
-    pub(super) fn run(mut self, io: Thread) {
+    pub(super) fn run(mut self) {
         while !(self.closed && self.elections.is_empty()) {
             match self.messages.recv_timeout(self.sleep()) {
                 Ok(message) => {
@@ -99,16 +99,19 @@ impl Schedule {
         }
         // Nobody may wait to send something to this thread while it waits for them.
         drop(self.messages);
-        // Losing its sender ends the I/O thread, after a batch whose budget is about to end.
-        drop(self.batches);
+        let join = self.lanes.end();
         self.wakes.end();
-        io.join();
+        join();
     }
 
     /// How long nothing is to be done.
     fn sleep(&self) -> Duration {
+        let now = Instant::now();
         let alarm = self.alarms.first().map_or(Instant::NEVER, |(at, _)| *at);
-        let sleep = alarm.saturating_duration_since(Instant::now());
+        // Else what waits is sent when its lane is free, which a message tells. Only redirects have a pause.
+        let redirected = self.waiting.iter().take(if self.lanes.has_nodes() { usize::MAX } else { 0 });
+        let pause = redirected.map(|waiting| waiting.hop.at).filter(|at| *at > now).min();
+        let sleep = pause.unwrap_or(alarm).min(alarm).saturating_duration_since(now);
         if self.lagging.is_empty() { sleep } else { sleep.min(LAG_CHECK) }
     }
 
@@ -132,10 +135,10 @@ impl Schedule {
                 // It has stopped. What it drops here tells whoever waits for it.
                 None => drop(command),
             },
-            Message::Answers(results) => {
-                let requests = self.flight.take().map_or_else(Vec::new, |flight| flight.requests);
-                for (request, result) in requests.into_iter().zip(results) {
-                    self.answer(request, result);
+            Message::Answers { way, operations, results } => {
+                let requests = self.lanes.landed(&way);
+                for ((request, operation), result) in requests.into_iter().zip(operations).zip(results) {
+                    self.answer_or_redirect(request, operation, result);
                 }
             }
             Message::Listening => {
@@ -157,6 +160,27 @@ impl Schedule {
         true
     }
 
+    /// Sends an operation to where it was redirected, or tells who asked what the store says.
+    fn answer_or_redirect(
+        &mut self,
+        mut request: Request,
+        operation: Operation,
+        result: Result<Answer, StoreError>,
+    ) {
+        let result = match result {
+            // In the name of an election that has stopped nothing is sent any more.
+            Err(error) if self.lanes.has_nodes() && self.elections.contains_key(&request.election) => {
+                self.rerouted = true;
+                match request.trail.follow(error, Instant::now(), request.until) {
+                    Ok(hop) => return self.waiting.push(Waiting { request, operation, hop }),
+                    Err(error) => Err(error),
+                }
+            }
+            result => result,
+        };
+        self.answer(request, result);
+    }
+
     /// Tells who asked what the store says.
     fn answer(&mut self, request: Request, result: Result<Answer, StoreError>) {
         match request.purpose {
@@ -175,7 +199,7 @@ impl Schedule {
         // The sender of one that has stopped is dropped, which tells.
         if let Some(election) = self.elections.get(&id) {
             let (operation, until) = election.look();
-            self.waiting.push((Request { election: id, purpose: Purpose::Look { done }, until }, operation));
+            self.send(id, Purpose::Look { done }, until, operation);
         }
     }
 
@@ -226,15 +250,15 @@ impl Schedule {
             self.wakes.remove(election.group());
             self.elections.remove(&id);
             // What was to be sent for it is not sent any more; what was asked is told so by the drop.
-            self.waiting.retain(|(request, _)| request.election != id);
+            self.waiting.retain(|waiting| waiting.request.election != id);
+            self.rerouted = true;
         } else {
             self.alarms.insert((wake_at, id));
         }
         for order in orders {
             match order {
                 Order::Send { op, until, operation } => {
-                    let request = Request { election: id, purpose: Purpose::Machine { op }, until };
-                    self.waiting.push((request, operation));
+                    self.send(id, Purpose::Machine { op }, until, operation);
                 }
                 Order::Shorten { op, until } => self.shorten(id, op, until),
                 Order::Listen => self.wakes.remake(),
@@ -242,41 +266,68 @@ impl Schedule {
         }
     }
 
-    /// An operation has less time now. A batch ends with the last deadline of its operations.
+    /// Sends an operation with the next batch.
+    fn send(&mut self, election: ElectionId, purpose: Purpose, until: Instant, operation: Operation) {
+        let request = Request { election, purpose, until, trail: Trail::default() };
+        let hop = Hop { to: None, at: Instant::now() };
+        self.waiting.push(Waiting { request, operation, hop });
+    }
+
+    /// An operation has less time now.
     fn shorten(&mut self, election: ElectionId, op: u64, until: Instant) {
-        let of_it = |request: &&mut Request| request.is(election, op);
-        if let Some(request) = self.waiting.iter_mut().map(|(request, _)| request).find(of_it) {
-            request.until = request.until.min(until);
+        let of_it = |request: &Request| request.is(election, op);
+        if let Some(waiting) = self.waiting.iter_mut().find(|waiting| of_it(&waiting.request)) {
+            waiting.request.until = waiting.request.until.min(until);
         }
-        let Some(flight) = &mut self.flight else { return };
-        if let Some(request) = flight.requests.iter_mut().find(of_it) {
-            request.until = request.until.min(until);
-            if let Some(last) = flight.requests.iter().map(|request| request.until).max() {
-                flight.budget.shorten(last);
+        self.lanes.shorten(of_it, until);
+    }
+
+    /// Gives the I/O threads what has been waiting for them.
+    fn dispatch(&mut self) {
+        while !self.waiting.is_empty() && (self.lanes.has_nodes() || !self.lanes.is_busy(&None)) {
+            let failed = self.dispatch_once();
+            if failed.is_empty() {
+                break;
             }
+            // What their machines want next may be sent at once.
+            failed.into_iter().for_each(|(request, error)| self.answer(request, Err(error)));
+        }
+        self.lanes.join_ended();
+        if std::mem::take(&mut self.rerouted) && self.lanes.has_nodes() {
+            let of_groups =
+                self.elections.values().filter_map(|election| self.lanes.way_of(election.group()));
+            let of_waiting = self.waiting.iter().filter_map(|waiting| waiting.hop.to.clone());
+            let used = of_groups.chain(of_waiting).collect();
+            self.lanes.end_unused(&used);
         }
     }
 
-    /// Gives the I/O thread what has been waiting for it.
-    fn dispatch(&mut self) {
-        if self.flight.is_some() {
-            return;
-        }
+    /// Sends a batch along each lane that is free. Returns the requests that could not be sent, and why.
+    fn dispatch_once(&mut self) -> Vec<(Request, StoreError)> {
         let now = Instant::now();
-        while let Some(late) = self.waiting.iter().position(|(request, _)| request.until <= now) {
-            // It waited for a batch that took longer than its own time. Its instance may have stopped since.
-            let (request, _) = self.waiting.remove(late);
-            let error = StoreError::new(Outcome::NotSent, Class::Passing, "the store was busy for too long");
-            self.answer(request, Err(error));
+        let mut failed = Vec::new();
+        let mut batches: BTreeMap<Way, (Vec<_>, Vec<_>)> = BTreeMap::new();
+        for waiting in std::mem::take(&mut self.waiting) {
+            let Waiting { request, operation, hop } = waiting;
+            let way = hop.to.clone().or_else(|| self.lanes.way_of(&operation.group));
+            if hop.at > now || self.lanes.is_busy(&way) {
+                self.waiting.push(Waiting { request, operation, hop });
+            } else if request.until <= now {
+                // It waited for a batch that took longer than its own time. Its instance may have stopped since.
+                let error =
+                    StoreError::new(Outcome::NotSent, Class::Passing, "the store was busy for too long");
+                failed.push((request, error));
+            } else {
+                let (requests, operations) = batches.entry(way).or_default();
+                requests.push(request);
+                operations.push(operation);
+            }
         }
-        if self.waiting.is_empty() {
-            return;
+        for (way, (requests, operations)) in batches {
+            if let Err((requests, error)) = self.lanes.send(way, requests, operations) {
+                failed.extend(requests.into_iter().map(|request| (request, error.clone())));
+            }
         }
-        let (requests, operations): (Vec<_>, Vec<_>) = self.waiting.drain(..).unzip();
-        let last = requests.iter().map(|request| request.until).max().unwrap_or(Instant::NEVER);
-        let budget = Arc::new(Budget::new(last, &self.bell));
-        // It has room for one, and none is in flight. If the thread is gone, its last word is on the way.
-        self.batches.try_send(Batch { operations, budget: Arc::clone(&budget) }).ok();
-        self.flight = Some(Flight { requests, budget });
+        failed
     }
 }

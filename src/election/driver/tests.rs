@@ -1,8 +1,13 @@
 //! The threads over stores that hang, die or refuse, and many elections over one connection.
 
+mod cluster;
+mod lanes;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+
+use crossbeam_channel::bounded;
 
 use super::*;
 use crate::election::clock::Instant;

@@ -5,6 +5,7 @@
 
 pub(crate) mod budget;
 mod memory;
+pub(crate) mod redirect;
 mod redis;
 pub(crate) mod strict;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub(crate) use budget::{Bell, Budget};
 #[cfg(test)]
 pub(crate) use memory::{Clocks, Keys, Lease, Term};
 pub use memory::{MemoryStore, Switch};
+pub(crate) use redirect::{Hop, Node, Nodes, Redirect, Trail};
 pub use redis::RedisStore;
 use strict::Strictness;
 
@@ -61,6 +63,13 @@ pub trait Session: Send {
     /// The name look-ups of this session and of its listener, which nothing can end before they end by themselves.
     fn lookups(&self) -> Lookups {
         Lookups::default()
+    }
+
+    /// The nodes that the groups are spread over; none where this session reaches the leases of all.
+    ///
+    /// A session that has some reaches any node, and what it is told there says which is the right one.
+    fn nodes(&self) -> Option<Arc<dyn Nodes>> {
+        None
     }
 }
 
@@ -218,19 +227,29 @@ pub struct StoreError {
     outcome: Outcome,
     class: Class,
     message: String,
+    redirect: Option<Redirect>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl StoreError {
     /// An error without a source. The message names what was done, to what, and never a password.
     pub(crate) fn new(outcome: Outcome, class: Class, message: impl Into<String>) -> Self {
-        Self { outcome, class, message: message.into(), source: None }
+        Self { outcome, class, message: message.into(), redirect: None, source: None }
     }
 
     /// The same with the error that it came from.
     pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
+    }
+
+    /// The same with where the operation may be sent instead.
+    pub(crate) fn with_redirect(self, redirect: Option<Redirect>) -> Self {
+        Self { redirect, ..self }
+    }
+
+    pub(crate) fn redirect(&self) -> Option<&Redirect> {
+        self.redirect.as_ref()
     }
 
     /// The same, now that it is known what has happened.

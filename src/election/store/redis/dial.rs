@@ -1,33 +1,79 @@
 //! From an address to a connection that is logged in, on the right database, and to a primary.
 
+use std::sync::Arc;
+
 use redis::{Cmd, ServerError, Value, cmd};
 
+use super::cluster::Routes;
 use super::fault;
 use super::resolve::{Names, Resolver};
+use super::sentinel::Sentinels;
 use super::url::{Address, Target};
 use super::wire::{Broken, Patience, Wire};
-use crate::election::store::{Class, Lookups, Outcome, StoreError};
+use crate::election::store::{Class, Lookups, Node, Outcome, StoreError};
 
 /// What the server shows for our connections in `CLIENT LIST`.
 const CLIENT_NAME: &str = "taskrunner";
 
-/// Dials one server again and again, for one session.
+/// How many nodes one dial tries of those that can be asked for any slot: more would leave none of them
+/// time enough. The next dial goes on with the next one.
+const NODES_A_DIAL: usize = 4;
+/// Of the time left, the dial of one node of a cluster gets one part in this many: the rest is for asking others.
+const NODE_PARTS: usize = 2;
+
+/// Dials a server again and again, for one session.
 #[derive(Debug)]
 pub(super) struct Dialer {
-    target: Target,
+    /// How to log in, and where: the server that was dialled last, or is to be.
+    pub(super) target: Target,
+    way: Way,
     names: Names,
     /// Whether it was said that the server's role cannot be known.
     warned: bool,
 }
 
+/// How the server is found.
+#[derive(Clone, Debug)]
+pub(super) enum Way {
+    /// It is the one.
+    Server,
+    /// It is one node of a cluster. Before each operation may come ASKING.
+    Node { asking: bool },
+    /// Any node of a cluster, at each dial another.
+    AnyNode { routes: Arc<Routes>, next: usize },
+    /// Sentinels name it.
+    Sentinels(Arc<Sentinels>),
+}
+
 impl Dialer {
+    /// Of one server.
+    #[cfg(test)]
     pub(super) fn new(target: Target, resolver: Resolver) -> Self {
-        Self { target, names: Names::new(resolver), warned: false }
+        Self::by(Way::Server, target, resolver)
+    }
+
+    pub(super) fn by(way: Way, target: Target, resolver: Resolver) -> Self {
+        Self { target, way, names: Names::new(resolver), warned: false }
     }
 
     /// Another one for the same server, which shares the look-ups of its name.
     pub(super) fn twin(&self) -> Self {
-        Self { target: self.target.clone(), names: self.names.clone(), warned: true }
+        self.beside(self.target.clone(), self.way.clone())
+    }
+
+    /// One for a node of the same cluster.
+    pub(super) fn to_node(&self, node: &Node) -> Self {
+        let target = Target { address: node.into(), ..self.target.clone() };
+        self.beside(target, Way::Node { asking: node.asking })
+    }
+
+    /// One for a sentinel, with a login of its own.
+    pub(super) fn to_sentinel(&self, sentinel: &Target) -> Self {
+        self.beside(sentinel.clone(), Way::Server)
+    }
+
+    fn beside(&self, target: Target, way: Way) -> Self {
+        Self { target, way, names: self.names.clone(), warned: true }
     }
 
     pub(super) fn address(&self) -> &Address {
@@ -38,13 +84,65 @@ impl Dialer {
         self.names.lookups()
     }
 
+    /// Whether each operation must have ASKING before it.
+    pub(super) fn is_asking(&self) -> bool {
+        matches!(self.way, Way::Node { asking: true })
+    }
+
+    /// Whether redirects are expected of the server.
+    pub(super) fn is_in_cluster(&self) -> bool {
+        matches!(self.way, Way::Node { .. } | Way::AnyNode { .. })
+    }
+
     /// A new connection, ready for operations. Every error is `NotSent`: of those nothing was sent.
     pub(super) fn dial(&mut self, patience: &Patience<'_>) -> Result<Wire, StoreError> {
+        match self.way.clone() {
+            Way::Server => self.dial_server(patience),
+            Way::Node { .. } => self.dial_server(&patience.share(NODE_PARTS)),
+            Way::AnyNode { routes, next } => self.dial_any(&routes.anybody(), next, patience),
+            Way::Sentinels(sentinels) => self.dial_by_sentinels(&sentinels, patience),
+        }
+    }
+
+    /// Tries nodes of a cluster in turn, from this one on.
+    fn dial_any(
+        &mut self,
+        nodes: &[Node],
+        first: usize,
+        patience: &Patience<'_>,
+    ) -> Result<Wire, StoreError> {
+        let mut refused = None;
+        let tries = nodes.len().min(NODES_A_DIAL);
+        for (number, node) in nodes.iter().cycle().skip(first % nodes.len()).take(tries).enumerate() {
+            self.target.address = node.into();
+            if let Way::AnyNode { next, .. } = &mut self.way {
+                *next = first.wrapping_add(number + 1);
+            }
+            match self.dial_server(&patience.share(tries - number)) {
+                // A wrong password is wrong at every node, and trying it can lock the user out.
+                Err(error) if error.class() != Class::Configuration => refused = Some(error),
+                dialled => return dialled,
+            }
+        }
+        Err(refused.unwrap_or_else(|| self.not_sent(Class::Passing, "has no node to connect to")))
+    }
+
+    /// A new connection to the target, ready for operations.
+    pub(super) fn dial_server(&mut self, patience: &Patience<'_>) -> Result<Wire, StoreError> {
+        self.reach(patience, Self::shake_hands)
+    }
+
+    /// Connects to the target's addresses in turn, until one of them does what is wanted over the connection.
+    pub(super) fn reach<T>(
+        &mut self,
+        patience: &Patience<'_>,
+        mut wanted: impl FnMut(&mut Self, Wire, &Patience<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         let (host, port) = match &self.target.address {
             Address::Unix(path) => {
                 let wire = Wire::unix(path, patience)
                     .map_err(|broken| self.broken("connecting to", broken, patience))?;
-                return self.shake_hands(wire, patience);
+                return wanted(self, wire, patience);
             }
             Address::Tcp { host, port } => (host, *port),
         };
@@ -56,8 +154,8 @@ impl Dialer {
             let share = patience.share(addresses.len() - index);
             let wire =
                 Wire::tcp(*address, &share).map_err(|broken| self.broken("connecting to", broken, &share));
-            match wire.and_then(|wire| self.shake_hands(wire, &share)) {
-                Ok(wire) => return Ok(wire),
+            match wire.and_then(|wire| wanted(self, wire, &share)) {
+                Ok(reached) => return Ok(reached),
                 // A wrong password is wrong at every address, and trying it can lock the user out.
                 Err(error) if error.class() == Class::Configuration => return Err(error),
                 Err(error) => refused = Some(error),
@@ -81,14 +179,14 @@ impl Dialer {
             }
             Value::ServerError(error) => return Err(self.refused("HELLO", &error)),
             reply => {
-                if field(&reply, "mode").is_some_and(|mode| mode == "sentinel") {
-                    return Err(self.is_a_sentinel());
-                }
+                self.expect_mode(field(&reply, "mode"))?;
                 field(&reply, "role").map(str::to_owned)
             }
         };
         self.expect_no_error("SELECT", replies)?;
         match role {
+            // A replica says itself which node has the slot.
+            _ if self.is_in_cluster() => {}
             Some(role) => self.expect_primary(&role)?,
             None => {
                 let role = self.exchange(&mut wire, &[cmd("ROLE")], patience)?;
@@ -105,21 +203,28 @@ impl Dialer {
         select: Option<Cmd>,
         patience: &Patience<'_>,
     ) -> Result<Wire, StoreError> {
-        let auth = self.target.password.as_ref().map(|password| {
+        let auth = self.auth();
+        let (auths, selects) = (auth.iter().len(), select.iter().len());
+        let commands: Vec<_> = auth.into_iter().chain(select).chain([cmd("ROLE")]).collect();
+        let mut replies = self.exchange(&mut wire, &commands, patience)?.into_iter();
+        self.expect_no_error("AUTH", replies.by_ref().take(auths))?;
+        self.expect_no_error("SELECT", replies.by_ref().take(selects))?;
+        if !self.is_in_cluster() {
+            self.check_role(replies.next())?;
+        }
+        Ok(wire)
+    }
+
+    /// The command to log in without HELLO, if there is a password.
+    pub(super) fn auth(&self) -> Option<Cmd> {
+        self.target.password.as_ref().map(|password| {
             let mut auth = cmd("AUTH");
             // A server of that age knows no users, and takes the password alone.
             if let Some(user) = &self.target.username {
                 auth.arg(user);
             }
             auth.arg(password).take()
-        });
-        let (auths, selects) = (auth.iter().len(), select.iter().len());
-        let commands: Vec<_> = auth.into_iter().chain(select).chain([cmd("ROLE")]).collect();
-        let mut replies = self.exchange(&mut wire, &commands, patience)?.into_iter();
-        self.expect_no_error("AUTH", replies.by_ref().take(auths))?;
-        self.expect_no_error("SELECT", replies.by_ref().take(selects))?;
-        self.check_role(replies.next())?;
-        Ok(wire)
+        })
     }
 
     fn hello(&self) -> Cmd {
@@ -132,7 +237,7 @@ impl Dialer {
     }
 
     /// Sends the commands in one write and reads as many replies.
-    fn exchange(
+    pub(super) fn exchange(
         &self,
         wire: &mut Wire,
         commands: &[Cmd],
@@ -172,6 +277,19 @@ impl Dialer {
         }
     }
 
+    /// Makes sure that a server is used as what it is, where it says so.
+    fn expect_mode(&self, mode: Option<&str>) -> Result<(), StoreError> {
+        let what = match (mode, self.is_in_cluster()) {
+            (Some("sentinel"), _) => return Err(self.is_a_sentinel()),
+            (Some("cluster"), false) => {
+                "is a Redis Cluster node; use RedisStore::cluster or a redis-cluster:// URL"
+            }
+            (Some("standalone"), true) => "is no Redis Cluster node; use RedisStore::open and a redis:// URL",
+            _ => return Ok(()),
+        };
+        Err(self.not_sent(Class::Configuration, what))
+    }
+
     fn expect_primary(&self, role: &str) -> Result<(), StoreError> {
         match role {
             "master" | "primary" => Ok(()),
@@ -183,7 +301,11 @@ impl Dialer {
         }
     }
 
-    fn expect_no_error(&self, command: &str, replies: impl Iterator<Item = Value>) -> Result<(), StoreError> {
+    pub(super) fn expect_no_error(
+        &self,
+        command: &str,
+        replies: impl Iterator<Item = Value>,
+    ) -> Result<(), StoreError> {
         for reply in replies {
             match reply {
                 Value::Okay => {}
@@ -198,7 +320,7 @@ impl Dialer {
         Ok(())
     }
 
-    fn refused(&self, command: &str, error: &ServerError) -> StoreError {
+    pub(super) fn refused(&self, command: &str, error: &ServerError) -> StoreError {
         let (class, text) = fault::classify(error);
         self.not_sent(class, &format!("refused {command}: {text}"))
     }
@@ -206,11 +328,11 @@ impl Dialer {
     fn is_a_sentinel(&self) -> StoreError {
         self.not_sent(
             Class::Configuration,
-            "is a Sentinel, which keeps no lease; connect to the primary that it watches",
+            "is a Sentinel, which keeps no lease; use RedisStore::sentinel or a redis-sentinel:// URL",
         )
     }
 
-    fn not_sent(&self, class: Class, what: &str) -> StoreError {
+    pub(super) fn not_sent(&self, class: Class, what: &str) -> StoreError {
         StoreError::new(Outcome::NotSent, class, format!("{} {what}", self.target.address))
     }
 

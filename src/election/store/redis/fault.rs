@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use redis::ServerError;
 
-use crate::election::store::Class;
+use super::slot::SLOTS;
+use super::url::Address;
+use crate::election::store::{Class, Node, Redirect};
 
 /// The most characters of a text from the server that are kept. Those of its own errors are below 600.
 const LONGEST_TEXT: usize = 1000;
@@ -70,11 +72,32 @@ pub(super) fn classify(error: &ServerError) -> (Class, String) {
         let told = PHRASES.iter().find(|(phrase, _)| details.contains(phrase));
         told.map_or(Class::Passing, |(_, class)| *class)
     });
-    let mut text = shown(code, details);
-    if matches!(code, "MOVED" | "ASK" | "CROSSSLOT") {
-        text.push_str(" (the server is a Redis Cluster node, which this version does not follow yet)");
+    (class, shown(code, details))
+}
+
+/// Where the operation may be sent that the server at this address answered with this error.
+pub(super) fn redirect(error: &ServerError, from: &Address) -> Option<Redirect> {
+    match error.code() {
+        "MOVED" => to_node(error.details()?, from, false).map(|(slot, node)| Redirect::Moved { slot, node }),
+        "ASK" => to_node(error.details()?, from, true).map(|(slot, node)| Redirect::Ask { slot, node }),
+        "TRYAGAIN" => Some(Redirect::Later),
+        "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY" => Some(Redirect::Elsewhere),
+        _ => None,
     }
-    (class, text)
+}
+
+/// A slot and a node, as in `3999 127.0.0.1:6381`. Without a host it is the one that says so.
+fn to_node(details: &str, from: &Address, asking: bool) -> Option<(u16, Node)> {
+    let (slot, address) = details.split_once(' ')?;
+    let slot = slot.parse().ok().filter(|slot| *slot < SLOTS)?;
+    // A host of IP version 6 has colons itself, with or without brackets around it.
+    let (host, port) = address.rsplit_once(':')?;
+    let host = match (host, from) {
+        ("", Address::Tcp { host, .. }) => host,
+        (host, _) => host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host),
+    };
+    let Address::Tcp { host, port } = Address::named(host, port)? else { return None };
+    Some((slot, Node { host: host.into(), port, asking }))
 }
 
 /// Whether the server does not know the command, or not in this form.
@@ -229,11 +252,45 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_node_is_called_one() {
-        for text in ["MOVED 1 h:1", "ASK 1 h:1", "CROSSSLOT Keys in request don't hash to the same slot"] {
-            let shown = classify(&error(text)).1;
-            assert!(shown.starts_with(text) && shown.contains("Redis Cluster node"), "{shown}");
+    fn a_redirect_is_read_or_it_is_none() {
+        let from = Address::named("answers", "7000").expect("an address");
+        let node = |host: &str, port, asking| Node { host: host.into(), port, asking };
+        let moved = |slot, host| Some(Redirect::Moved { slot, node: node(host, 6381, false) });
+        let ask = |slot, host| Some(Redirect::Ask { slot, node: node(host, 6381, true) });
+        for (text, expected) in [
+            ("MOVED 3999 127.0.0.1:6381", moved(3999, "127.0.0.1")),
+            ("MOVED 0 leases-1.internal:6381", moved(0, "leases-1.internal")),
+            ("MOVED 16383 :6381", moved(16383, "answers")),
+            ("MOVED 1 2001:db8::7:6381", moved(1, "2001:db8::7")),
+            ("MOVED 1 [2001:db8::7]:6381", moved(1, "2001:db8::7")),
+            ("ASK 3999 127.0.0.1:6381", ask(3999, "127.0.0.1")),
+            ("ASK 3999 :6381", ask(3999, "answers")),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Some(Redirect::Later)),
+            ("CLUSTERDOWN The cluster is down", Some(Redirect::Elsewhere)),
+            ("LOADING Redis is loading the dataset in memory", Some(Redirect::Elsewhere)),
+            ("MOVED 16384 h:6381", None),
+            ("MOVED -1 h:6381", None),
+            ("MOVED x h:6381", None),
+            ("MOVED 1 h:0", None),
+            ("MOVED 1 h:65536", None),
+            ("MOVED 1 h:+1", None),
+            ("MOVED 1 h:", None),
+            ("MOVED 1 h", None),
+            // Of a node that does not know its name.
+            ("MOVED 1 ?:6381", None),
+            ("MOVED 1 a b:6381", None),
+            ("MOVED 1 a,b:6381", None),
+            ("MOVED 1", None),
+            ("MOVED", None),
+            ("ASK", None),
+            ("NOPERM No permissions to access a key", None),
+        ] {
+            assert_eq!(redirect(&error(text), &from), expected, "{text}");
         }
+        let long = format!("MOVED 1 {}:6381", "h".repeat(300));
+        assert_eq!(redirect(&error(&long), &from), None);
+        let socket = Address::Unix("/run/s".into());
+        assert_eq!(redirect(&error("MOVED 1 :6381"), &socket), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The `redis` crate gives the URL, the commands and the values. The socket is ours: its blocking
 //! connections have no bound on a whole operation.
 
+mod cluster;
 mod dial;
 mod fault;
 mod frame;
@@ -11,7 +12,9 @@ mod listener;
 mod properties;
 mod resolve;
 mod script;
+mod sentinel;
 mod session;
+mod slot;
 #[cfg(test)]
 mod tests;
 mod url;
@@ -19,20 +22,25 @@ mod wire;
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use super::{LeaseStore, Listener, Session, sealed};
+use super::{LeaseStore, Listener, Node, Session, sealed};
 use crate::election::error::Error;
-use dial::Dialer;
+use cluster::{ClusterSession, Routes};
+use dial::{Dialer, Way};
 use listener::RedisListener;
 use resolve::Resolver;
 #[cfg(test)]
 pub(crate) use script::pack;
+use sentinel::Sentinels;
 use session::RedisSession;
-use url::Target;
+use url::{Address, SENTINEL_PORT, Target, Url, bad};
 
-/// Leases kept in one Redis or Valkey server, from Redis 6.2.
+/// Leases kept in Redis or Valkey, from Redis 6.2: in one server, in a cluster, or in the primary that
+/// Sentinels name.
 ///
-/// It holds no connection: every elector dials its own, and clones are only the same settings.
+/// It holds no connection: every elector dials its own. Clones are the same settings, and share what is
+/// learned of a cluster's slots.
 ///
 /// # Examples
 ///
@@ -41,36 +49,156 @@ use url::Target;
 ///
 /// let store = RedisStore::open("redis://user:password@127.0.0.1:6379/0")?;
 /// let store = RedisStore::open("unix:///run/redis.sock?db=0&user=user&pass=password")?;
+/// let store = RedisStore::open("redis-cluster://user:password@10.0.0.1,10.0.0.2:7000")?;
+/// let store = RedisStore::open("redis-sentinel://user:password@10.0.0.1,10.0.0.2/mymaster/0")?;
 /// # Ok::<(), taskrunner::election::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct RedisStore {
+    /// How to log in at a server. Where it is, the topology may say otherwise.
     target: Target,
+    topology: Topology,
     resolver: Resolver,
 }
 
+#[derive(Clone, Debug)]
+enum Topology {
+    Server,
+    Cluster(Arc<Routes>),
+    Sentinel(Arc<Sentinels>),
+}
+
 impl RedisStore {
-    /// Reads the URL of a server. It does no I/O: a server that is down is found out by the electors.
+    /// Reads a URL. It does no I/O: a server that is down is found out by the electors.
     ///
     /// - `redis://[[user][:password]@]host[:port][/database]`, or `valkey://`
     /// - `unix:///path/to/socket[?db=number][&user=user][&pass=password]`, or `redis+unix://`,
     ///   `valkey+unix://`
+    /// - `redis-cluster://[[user][:password]@]host[:port][,host[:port]]...`, or `valkey-cluster://`: as
+    ///   [`cluster`](Self::cluster)
+    /// - `redis-sentinel://[[user][:password]@]host[:port][,host[:port]].../name[/database]`, or
+    ///   `valkey-sentinel://`: as [`sentinel`](Self::sentinel), but that user and password are those of the
+    ///   *servers*, and the Sentinels have none
     ///
-    /// User and password are percent-encoded. The port is 6379 and the database 0 unless given. TLS,
-    /// Redis Cluster and Sentinel are not supported yet.
+    /// User and password are percent-encoded. The port is 6379, of a Sentinel 26379, and the database 0 unless
+    /// given. TLS is not supported yet.
     ///
     /// # Errors
     ///
     /// A [`Configuration`](super::super::ErrorKind::Configuration) error if the URL is not one of these.
     /// It says what is wrong with it and repeats none of it, for it may hold a password.
     pub fn open(url: &str) -> Result<Self, Error> {
-        Ok(Self { target: Target::parse(url)?, resolver: Resolver::default() })
+        match Url::parse(url)? {
+            Url::Server(target) => Ok(Self::new(target, Topology::Server)),
+            Url::Cluster(nodes) => Self::of_nodes(nodes),
+            Url::Sentinel { sentinels, master, server } => Ok(Self::of_sentinels(sentinels, master, server)),
+        }
     }
 
-    /// Looks the host's name up with this function, given the host and the port.
+    /// Leases kept in a Redis Cluster, some nodes of which have these URLs. It does no I/O.
+    ///
+    /// A group's two keys are in one slot, and its operations go to the node that has it, as the nodes
+    /// themselves say. Each node has a connection and a thread of its own in an elector, so that one that hangs
+    /// holds up no other. The URLs need not name all nodes, but enough that one of them is up; user and
+    /// password must be the same in all of them, and are those of all nodes.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open); also for no URL at all, for a database other than 0, and for a Unix socket.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use taskrunner::election::RedisStore;
+    ///
+    /// let store = RedisStore::cluster(["redis://10.0.0.1:7000", "redis://10.0.0.2:7000"])?;
+    /// # Ok::<(), taskrunner::election::Error>(())
+    /// ```
+    pub fn cluster(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, Error> {
+        let mut nodes = Vec::new();
+        for url in urls {
+            match Url::parse(url.as_ref())? {
+                Url::Server(target) => nodes.push(target),
+                Url::Cluster(targets) => nodes.extend(targets),
+                Url::Sentinel { .. } => {
+                    return Err(bad("names Sentinels where a cluster's node is to be named"));
+                }
+            }
+        }
+        Self::of_nodes(nodes)
+    }
+
+    /// Leases kept in the primary that these Sentinels watch under this name. It does no I/O.
+    ///
+    /// The Sentinels are asked in turn each time a connection is dialled, and the server that one names is
+    /// used if it says itself that it is a primary. User and password in the URLs are those of the *Sentinels*;
+    /// the database is the servers'.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open); also for no URL at all, and for different databases.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use taskrunner::election::RedisStore;
+    ///
+    /// let store = RedisStore::sentinel(["redis://10.0.0.1", "redis://10.0.0.2:26380"], "mymaster")?;
+    /// # Ok::<(), taskrunner::election::Error>(())
+    /// ```
+    pub fn sentinel(urls: impl IntoIterator<Item = impl AsRef<str>>, master: &str) -> Result<Self, Error> {
+        let sentinels: Vec<_> = urls
+            .into_iter()
+            .map(|url| Target::parse_with(url.as_ref(), SENTINEL_PORT))
+            .collect::<Result<_, _>>()?;
+        let Some(first) = sentinels.first().cloned() else {
+            return Err(Error::options("no URL of a Sentinel was given; at least one is needed"));
+        };
+        if sentinels.iter().any(|sentinel| sentinel.database != first.database) {
+            return Err(Error::options(
+                "the URLs of the Sentinels name different databases of their servers",
+            ));
+        }
+        if master.is_empty() {
+            return Err(Error::options("the name of the primary that the Sentinels watch is empty"));
+        }
+        let server = Target { username: None, password: None, ..first };
+        Ok(Self::of_sentinels(sentinels, master.to_owned(), server))
+    }
+
+    fn of_nodes(nodes: Vec<Target>) -> Result<Self, Error> {
+        let Some(first) = nodes.first().cloned() else {
+            return Err(Error::options("no URL of a cluster's node was given; at least one is needed"));
+        };
+        let login = |target: &Target| (target.username.clone(), target.password.clone());
+        if nodes.iter().any(|node| login(node) != login(&first)) {
+            return Err(Error::options("the URLs of the cluster's nodes name different users or passwords"));
+        }
+        let seed = |target: Target| match target {
+            Target { database: 1.., .. } => Err(bad("names a database; a cluster has number 0 only")),
+            Target { address: Address::Unix(_), .. } => {
+                Err(bad("names a Unix socket; the nodes of a cluster name one another by host and port"))
+            }
+            Target { address: Address::Tcp { host, port }, .. } => {
+                Ok(Node { host: host.into(), port, asking: false })
+            }
+        };
+        let seeds = nodes.into_iter().map(seed).collect::<Result<_, _>>()?;
+        Ok(Self::new(first, Topology::Cluster(Arc::new(Routes::new(seeds)))))
+    }
+
+    fn of_sentinels(sentinels: Vec<Target>, master: String, server: Target) -> Self {
+        Self::new(server, Topology::Sentinel(Arc::new(Sentinels::new(sentinels, master))))
+    }
+
+    fn new(target: Target, topology: Topology) -> Self {
+        Self { target, topology, resolver: Resolver::default() }
+    }
+
+    /// Looks a host's name up with this function, given the host and the port.
     ///
     /// It is called each time a connection is dialled, on a thread of its own and never twice at once for
-    /// one elector. While it does not return, or fails, the addresses of its last success are used. A
+    /// one name and elector. While it does not return, or fails, the addresses of its last success are used. A
     /// host that is an IP address is not looked up. Defaults to the system's `getaddrinfo`.
     ///
     /// # Examples
@@ -94,20 +222,36 @@ impl RedisStore {
 
 impl LeaseStore for RedisStore {}
 
+impl RedisStore {
+    fn dialer(&self) -> Dialer {
+        let way = match &self.topology {
+            Topology::Server => Way::Server,
+            Topology::Cluster(routes) => Way::AnyNode { routes: Arc::clone(routes), next: 0 },
+            Topology::Sentinel(sentinels) => Way::Sentinels(Arc::clone(sentinels)),
+        };
+        Dialer::by(way, self.target.clone(), self.resolver.clone())
+    }
+
+    fn session(&self, dialer: Dialer) -> io::Result<Box<dyn Session>> {
+        Ok(match &self.topology {
+            Topology::Cluster(routes) => Box::new(ClusterSession::new(dialer, Arc::clone(routes))?),
+            Topology::Server | Topology::Sentinel(_) => Box::new(RedisSession::new(dialer)?),
+        })
+    }
+}
+
 impl sealed::Open for RedisStore {
     fn open(&self) -> io::Result<Box<dyn Session>> {
-        let dialer = Dialer::new(self.target.clone(), self.resolver.clone());
-        Ok(Box::new(RedisSession::new(dialer)?))
+        self.session(self.dialer())
     }
 
     fn listen(&self) -> io::Result<Box<dyn Listener>> {
-        let dialer = Dialer::new(self.target.clone(), self.resolver.clone());
-        Ok(Box::new(RedisListener::new(dialer)?))
+        Ok(Box::new(RedisListener::new(self.dialer())?))
     }
 
     fn open_both(&self) -> io::Result<(Box<dyn Session>, Box<dyn Listener>)> {
-        let dialer = Dialer::new(self.target.clone(), self.resolver.clone());
+        let dialer = self.dialer();
         let listener = RedisListener::new(dialer.twin())?;
-        Ok((Box::new(RedisSession::new(dialer)?), Box::new(listener)))
+        Ok((self.session(dialer)?, Box::new(listener)))
     }
 }

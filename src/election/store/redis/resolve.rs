@@ -3,6 +3,7 @@
 //! The system's look-up cannot be bounded nor stopped; it takes ten seconds and more when the name
 //! servers are silent.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -16,6 +17,10 @@ use crate::election::store::{Class, Lookups, Outcome, StoreError};
 /// Of the time left, a look-up gets one part in this many while there are addresses from an earlier
 /// one: the rest is for dialling those.
 const LOOKUP_PARTS: usize = 2;
+
+/// How many names are remembered. Nodes of a cluster and sentinels name others: one that lies must fill
+/// neither the memory nor the system with threads.
+const MOST_NAMES: usize = 64;
 
 /// How a host and a port become addresses.
 #[derive(Clone)]
@@ -44,14 +49,17 @@ impl fmt::Debug for Resolver {
     }
 }
 
-/// The look-ups of one elector's connections: at most one is under way, and what the last good one said
-/// is kept. Clones share both.
+/// The look-ups of one elector's connections: at most one of a name is under way, and what the last good one
+/// said is kept. Clones share both.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     resolver: Resolver,
-    state: Arc<Mutex<State>>,
+    states: Arc<Mutex<HashMap<Name, State>>>,
     lookups: Lookups,
 }
+
+/// A host and a port.
+type Name = (String, u16);
 
 #[derive(Debug, Default)]
 struct State {
@@ -85,7 +93,7 @@ impl Drop for Running {
 
 impl Names {
     pub(super) fn new(resolver: Resolver) -> Self {
-        Self { resolver, state: Arc::default(), lookups: Lookups::default() }
+        Self { resolver, states: Arc::default(), lookups: Lookups::default() }
     }
 
     /// How many threads of look-ups are running, readable from anywhere.
@@ -105,9 +113,10 @@ impl Names {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
-        let last_good = self.state().last_good.clone();
+        let name = (host.to_owned(), port);
+        let last_good = self.states().get(&name).map_or_else(Vec::new, |state| state.last_good.clone());
         let share = patience.share(if last_good.is_empty() { 1 } else { LOOKUP_PARTS });
-        match self.look_up(host, port, &share) {
+        match self.look_up(&name, &share) {
             Err(error) if last_good.is_empty() => Err(error),
             Err(error) => {
                 log::debug!("{error}; using the addresses of the last look-up");
@@ -117,8 +126,9 @@ impl Names {
         }
     }
 
-    fn look_up(&self, host: &str, port: u16, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
-        let under_way = self.under_way(host, port).map_err(|error| {
+    fn look_up(&self, name: &Name, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
+        let host = &name.0;
+        let under_way = self.under_way(name).map_err(|error| {
             failed(format!("could not begin to look up the name {host}")).with_source(error)
         })?;
         if let Err(broken) = patience.readable(&under_way.ended) {
@@ -128,7 +138,8 @@ impl Names {
                 _ => failed(format!("looking up the name {host} took longer than the {allowed:?} allowed")),
             });
         }
-        let mut state = self.state();
+        let mut states = self.states();
+        let state = states.entry(name.clone()).or_default();
         // Whoever comes first takes note of it; the next to ask begins another.
         state.under_way.take_if(|other| Arc::ptr_eq(other, &under_way));
         match under_way.answer.get() {
@@ -146,18 +157,24 @@ impl Names {
 
     /// The look-up to wait for. One that is stuck is waited for rather than doubled: threads must not pile
     /// up behind it.
-    fn under_way(&self, host: &str, port: u16) -> io::Result<Arc<UnderWay>> {
-        let mut state = self.state();
-        if let Some(under_way) = &state.under_way {
+    fn under_way(&self, name: &Name) -> io::Result<Arc<UnderWay>> {
+        let mut states = self.states();
+        if let Some(under_way) = states.get(name).and_then(|state| state.under_way.as_ref()) {
             return Ok(Arc::clone(under_way));
         }
-        let under_way = Arc::new(self.begin(host, port)?);
-        state.under_way = Some(Arc::clone(&under_way));
+        if states.len() >= MOST_NAMES && !states.contains_key(name) {
+            let idle =
+                states.iter().find(|(_, state)| state.under_way.is_none()).map(|(name, _)| name.clone());
+            let idle = idle.ok_or_else(|| io::Error::other("too many names are being looked up"))?;
+            states.remove(&idle);
+        }
+        let under_way = Arc::new(self.begin(&name.0, name.1)?);
+        states.entry(name.clone()).or_default().under_way = Some(Arc::clone(&under_way));
         Ok(under_way)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn states(&self) -> MutexGuard<'_, HashMap<Name, State>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the thread of a look-up. It is not joined: nothing can end a look-up that is stuck.

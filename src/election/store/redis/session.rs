@@ -22,6 +22,9 @@ pub(super) struct RedisSession {
     end: BellEnd,
 }
 
+/// Lets a node that is being given a slot execute the next command.
+const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
+
 const WAITING: &str = "waiting for the reply of";
 
 impl RedisSession {
@@ -31,6 +34,11 @@ impl RedisSession {
         Ok(Self { dialer, wire: None, ledger: Ledger::default(), bell, end })
     }
 
+    /// The server that was dialled last.
+    pub(super) fn address(&self) -> &Address {
+        self.dialer.address()
+    }
+
     /// The connection that is kept.
     #[cfg(test)]
     pub(super) fn wire(&self) -> Option<&Wire> {
@@ -38,7 +46,6 @@ impl RedisSession {
     }
 
     /// Drops the connection, so that the next batch dials.
-    #[cfg(test)]
     pub(super) fn forget_wire(&mut self) {
         self.wire = None;
     }
@@ -65,7 +72,7 @@ impl Session for RedisSession {
             return Vec::new();
         }
         let calls: Vec<_> = batch.iter().map(|operation| (operation, self.ledger.call(operation))).collect();
-        let request = Request::new(&calls, Wait::of(batch));
+        let request = Request::new(&calls, Wait::of(batch), &self.dialer);
 
         let mut kept = Self::idle_wire(&mut self.wire, &self.dialer);
         let (mut wire, writes, sent) = loop {
@@ -97,14 +104,14 @@ impl Session for RedisSession {
                 .collect();
         }
 
-        let mut replies = request.receive(&mut wire, address, &patience);
+        let mut replies = request.receive(&mut wire, &self.dialer, &patience);
         let said = std::mem::take(&mut replies.said);
         let mut concluded: Vec<_> = batch
             .iter()
             .zip(said)
             .map(|(operation, said)| self.ledger.conclude(operation, said, &replies.acknowledged))
             .collect();
-        replies.keep &= follow(&mut wire, batch, &mut concluded, replies.whole, address, &patience);
+        replies.keep &= follow(&mut wire, batch, &mut concluded, replies.whole, &self.dialer, &patience);
         // Bytes beyond the last reply are no reply of ours.
         if replies.whole && replies.keep && wire.is_quiet() {
             self.wire = Some(wire);
@@ -129,7 +136,7 @@ fn follow(
     batch: &[Operation],
     concluded: &mut [Conclusion],
     is_whole: bool,
-    address: &Address,
+    dialer: &Dialer,
     patience: &Patience<'_>,
 ) -> bool {
     let wanted = concluded.iter_mut().zip(batch).filter_map(|(concluded, operation)| {
@@ -140,11 +147,11 @@ fn follow(
     if calls.is_empty() || !is_whole {
         return is_whole;
     }
-    let request = Request::new(&calls, None);
+    let request = Request::new(&calls, None, dialer);
     if wire.send(&request.packed, patience).is_err() {
         return false;
     }
-    let replies = request.receive(wire, address, patience);
+    let replies = request.receive(wire, dialer, patience);
     for (result, said) in results.into_iter().zip(replies.said) {
         *result = followed(result.clone(), said);
     }
@@ -174,10 +181,13 @@ struct Replies {
 }
 
 impl<'a> Request<'a> {
-    fn new(calls: &'a [(&'a Operation, Call)], wait: Option<Wait>) -> Self {
+    fn new(calls: &'a [(&'a Operation, Call)], wait: Option<Wait>, dialer: &Dialer) -> Self {
         let mut packed = Vec::new();
         let begins = calls.iter().map(|(operation, call)| {
             let begin = packed.len();
+            if dialer.is_asking() {
+                packed.extend_from_slice(ASKING);
+            }
             script::pack(operation, call, &mut packed);
             begin
         });
@@ -189,7 +199,8 @@ impl<'a> Request<'a> {
         Self { calls, wait, packed, begins }
     }
 
-    fn receive(&self, wire: &mut Wire, address: &Address, patience: &Patience<'_>) -> Replies {
+    fn receive(&self, wire: &mut Wire, dialer: &Dialer, patience: &Patience<'_>) -> Replies {
+        let address = dialer.address();
         let unknown = |broken| describe(Outcome::Unknown, WAITING, address, broken, patience);
         let garbage = || unknown(Broken::Garbage("an unexpected reply"));
         let mut replies = Replies {
@@ -199,11 +210,13 @@ impl<'a> Request<'a> {
             keep: true,
         };
         for (operation, call) in self.calls {
-            let said = match wire.receive(patience) {
+            let asked = if dialer.is_asking() { wire.receive(patience).map(drop) } else { Ok(()) };
+            let said = match asked.and_then(|()| wire.receive(patience)) {
                 Ok(Value::ServerError(error)) => {
                     let error = refused(operation, address, &error);
-                    // The next dial may find the right one: by another address, or by its role.
-                    replies.keep &= error.class() != Class::WrongNode;
+                    // The next dial may find the right one: by another address, or by its role. A cluster's node
+                    // is the right one to ask.
+                    replies.keep &= error.class() != Class::WrongNode || dialer.is_in_cluster();
                     Ok(Err(error))
                 }
                 Ok(reply) => script::said(operation, call, &reply).map(Ok).ok_or_else(garbage),
@@ -250,7 +263,8 @@ fn refused(operation: &Operation, address: &Address, error: &ServerError) -> Sto
             "; the lease key {lease} must be a string and the term key {term} a hash: delete the one that is not"
         ));
     }
-    StoreError::new(Outcome::Refused, class, format!("{address} refused it: {text}"))
+    let refused = StoreError::new(Outcome::Refused, class, format!("{address} refused it: {text}"));
+    refused.with_redirect(fault::redirect(error, address))
 }
 
 fn not_sent(message: &str) -> StoreError {

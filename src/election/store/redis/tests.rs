@@ -1,6 +1,9 @@
 //! The session against a peer that does what a test tells it to: nothing, half of it, or the wrong thing.
 
+mod cluster;
+mod fake;
 mod regressions;
+mod sentinel;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! What a Redis URL says.
+//! What a Redis URL says, or a list of them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,6 +7,29 @@ use redis::{ConnectionAddr, IntoConnectionInfo};
 use rustix::net::SocketAddrUnix;
 
 use crate::election::error::Error;
+use crate::election::store::Node;
+
+/// Where servers listen unless a URL says otherwise.
+const PORT: u16 = 6379;
+/// And Sentinels.
+pub(super) const SENTINEL_PORT: u16 = 26379;
+/// The longest name that a host can have.
+const LONGEST_HOST: usize = 253;
+
+/// What a URL names.
+#[derive(Clone, Debug)]
+pub(super) enum Url {
+    Server(Target),
+    /// Nodes of a cluster; there is at least one.
+    Cluster(Vec<Target>),
+    /// The primary that these Sentinels name; there is at least one.
+    Sentinel {
+        sentinels: Vec<Target>,
+        master: String,
+        /// How to log in at the primary; its address is one of a Sentinel.
+        server: Target,
+    },
+}
 
 /// Where a server is, and how to log in there.
 #[derive(Clone)]
@@ -24,9 +47,80 @@ pub(super) enum Address {
     Unix(PathBuf),
 }
 
-impl Target {
-    /// Reads a URL. The error never repeats any of it, for it may hold a password in a wrong place.
+impl Url {
+    /// Reads a URL of any form. The error never repeats any of it, for it may hold a password in a wrong place.
     pub(super) fn parse(url: &str) -> Result<Self, Error> {
+        let url = url.trim();
+        let scheme = url.split("://").next().unwrap_or_default().to_ascii_lowercase();
+        let Some((server, topology)) = scheme.split_once(['-', '+']) else {
+            return Target::parse(url).map(Self::Server);
+        };
+        let is_server = matches!(server, "redis" | "rediss" | "valkey" | "valkeys");
+        match topology {
+            "cluster" if is_server => {
+                let parts = Parts::of(url)?;
+                Ok(Self::Cluster(parts.targets(server, PORT, parts.path)?))
+            }
+            "sentinel" if is_server => Self::parse_sentinel(server, &Parts::of(url)?),
+            _ => Target::parse(url).map(Self::Server),
+        }
+    }
+
+    fn parse_sentinel(server: &str, parts: &Parts<'_>) -> Result<Self, Error> {
+        let path = parts.path.strip_prefix('/').unwrap_or_default();
+        // The database with its slash, or nothing.
+        let (master, database) = path.split_at(path.find('/').unwrap_or(path.len()));
+        let is_odd = |c: char| !c.is_ascii_alphanumeric() && !".-_".contains(c);
+        if master.is_empty() || master.contains(is_odd) {
+            return Err(bad(
+                "must name the primary that the Sentinels watch, after the hosts and a slash, in letters, digits and .-_",
+            ));
+        }
+        let (targets, master) = (parts.targets(server, SENTINEL_PORT, database)?, master.to_owned());
+        let server = targets.first().cloned().ok_or_else(|| bad("names no host"))?;
+        // User and password are those of the servers.
+        let sentinels = targets.into_iter().map(|target| Target { username: None, password: None, ..target });
+        Ok(Self::Sentinel { sentinels: sentinels.collect(), master, server })
+    }
+}
+
+/// The parts of a URL that may name several hosts.
+struct Parts<'a> {
+    /// User and password with the `@` after them, or nothing.
+    login: &'a str,
+    hosts: &'a str,
+    /// From the first slash on, or nothing.
+    path: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(url: &'a str) -> Result<Self, Error> {
+        let (_, rest) = url.split_once("://").ok_or_else(|| bad("has no scheme"))?;
+        let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let (login, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        if path.contains(['?', '#']) {
+            return Err(bad("has a question mark or a fragment after its hosts, which mean nothing there"));
+        }
+        Ok(Self { login, hosts, path })
+    }
+
+    /// One target for each host, with the same login.
+    fn targets(&self, scheme: &str, port: u16, path: &str) -> Result<Vec<Target>, Error> {
+        let hosts = self.hosts.split(',');
+        hosts
+            .map(|host| Target::parse_with(&format!("{scheme}://{}{host}{path}", self.login), port))
+            .collect()
+    }
+}
+
+impl Target {
+    /// Reads the URL of one server.
+    pub(super) fn parse(url: &str) -> Result<Self, Error> {
+        Self::parse_with(url, PORT)
+    }
+
+    /// The same, where the port is this one unless the URL says another.
+    pub(super) fn parse_with(url: &str, port: u16) -> Result<Self, Error> {
         let url = url.trim();
         if url.is_empty() {
             return Err(bad("is empty"));
@@ -41,7 +135,7 @@ impl Target {
         let hosts = authority.rsplit('@').next().unwrap_or_default();
         match &*scheme.to_ascii_lowercase() {
             "redis" | "valkey" if hosts.contains(',') => {
-                return Err(bad("names several hosts; Redis Cluster is not supported yet"));
+                return Err(bad("names several hosts; a cluster's nodes have a redis-cluster:// URL"));
             }
             "redis" | "valkey" if hosts.is_empty() || hosts.starts_with(':') => {
                 return Err(bad("names no host"));
@@ -59,17 +153,9 @@ impl Target {
             }
             "unix" | "redis+unix" | "valkey+unix" => {}
             "rediss" | "valkeys" => return Err(bad("asks for TLS, which is not supported yet")),
-            "redis-cluster" | "redis+cluster" | "valkey-cluster" | "valkey+cluster" | "rediss-cluster"
-            | "rediss+cluster" => {
-                return Err(bad("asks for Redis Cluster, which is not supported yet"));
-            }
-            "redis-sentinel" | "redis+sentinel" | "valkey-sentinel" | "valkey+sentinel"
-            | "rediss-sentinel" | "rediss+sentinel" => {
-                return Err(bad("asks for Redis Sentinel, which is not supported yet"));
-            }
             _ => {
                 return Err(bad(
-                    "has a scheme that is none of redis, valkey, unix, redis+unix and valkey+unix",
+                    "has a scheme that is none of redis, valkey, unix, redis+unix, valkey+unix, redis-cluster and redis-sentinel",
                 ));
             }
         }
@@ -80,6 +166,8 @@ impl Target {
         })?;
         let address = match info.addr() {
             ConnectionAddr::Tcp(_, 0) => return Err(bad("names the port 0, on which no server listens")),
+            // The crate's own port stands there, too, where none is given.
+            ConnectionAddr::Tcp(host, _) if !names_port(hosts) => Address::Tcp { host: host.clone(), port },
             ConnectionAddr::Tcp(host, port) => Address::Tcp { host: host.clone(), port: *port },
             ConnectionAddr::Unix(path) if path.file_name().is_none() => {
                 return Err(bad("names no socket path"));
@@ -104,6 +192,28 @@ impl Target {
     }
 }
 
+/// Whether a host has a port after it; one of IP version 6 has colons itself, in brackets.
+fn names_port(host: &str) -> bool {
+    host.rsplit(']').next().is_some_and(|rest| rest.split_once(':').is_some_and(|(_, port)| !port.is_empty()))
+}
+
+impl Address {
+    /// The address that a server names; none if there can be no such thing.
+    pub(super) fn named(host: &str, port: &str) -> Option<Self> {
+        let is_good = |c: char| c.is_ascii_alphanumeric() || ".-_:%".contains(c);
+        let is_host = (1..=LONGEST_HOST).contains(&host.len()) && host.chars().all(is_good);
+        let port = Some(port).filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()))?;
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        is_host.then(|| Self::Tcp { host: host.to_owned(), port })
+    }
+}
+
+impl From<&Node> for Address {
+    fn from(node: &Node) -> Self {
+        Self::Tcp { host: (*node.host).to_owned(), port: node.port }
+    }
+}
+
 /// What is passed over in silence may have been meant to choose the database: two instances that read the
 /// same URL differently would both lead.
 fn refuse_unknown_parameters(rest: &str, is_socket: bool) -> Result<(), Error> {
@@ -122,9 +232,11 @@ fn refuse_unknown_parameters(rest: &str, is_socket: bool) -> Result<(), Error> {
     }
 }
 
-fn bad(what: &str) -> Error {
+pub(super) fn bad(what: &str) -> Error {
     Error::options(format!(
-        "the Redis URL {what}; a good one is redis://user:password@host:6379/0 or unix:///path/to/redis.sock?db=0"
+        "the Redis URL {what}; a good one is redis://user:password@host:6379/0, \
+         unix:///path/to/redis.sock?db=0, redis-cluster://user:password@host1:6379,host2:6379 or \
+         redis-sentinel://user:password@host1:26379,host2:26379/mymaster/0"
     ))
 }
 
@@ -177,6 +289,35 @@ mod tests {
     }
 
     #[test]
+    fn a_url_of_several_hosts_is_one_of_each() {
+        let shown = |targets: &[Target]| {
+            let login = |target: &Target| (target.username.clone(), target.password.clone(), target.database);
+            let addresses: Vec<_> = targets.iter().map(|target| target.address.to_string()).collect();
+            (addresses.join(" "), login(&targets[0]))
+        };
+        let login = |user: &str, password: &str, database| {
+            (Some(user.to_owned()), Some(password.to_owned()), database)
+        };
+        for url in [
+            "redis-cluster://u:p,@a,b:7000,[::1],[::2]:7",
+            "VALKEY+CLUSTER://u:p%2C@a,b:7000,[::1],[::2]:7/0",
+        ] {
+            let Ok(Url::Cluster(nodes)) = Url::parse(url) else { panic!("{url}") };
+            let addresses = "a:6379 b:7000 [::1]:6379 [::2]:7".to_owned();
+            assert_eq!(shown(&nodes), (addresses, login("u", "p,", 0)), "{url}");
+        }
+        for (url, database) in [
+            ("redis-sentinel://u:p@a,b:7/my.master", 0),
+            (" redis+sentinel://u:p@a:26379,b:7/my.master/3 ", 3),
+        ] {
+            let Ok(Url::Sentinel { sentinels, master, server }) = Url::parse(url) else { panic!("{url}") };
+            assert_eq!(shown(&sentinels), ("a:26379 b:7".to_owned(), (None, None, database)), "{url}");
+            assert_eq!(shown(&[server]).1, login("u", "p", database), "{url}");
+            assert_eq!(master, "my.master", "{url}");
+        }
+    }
+
+    #[test]
     fn bad_urls_are_refused_with_what_is_wrong_and_without_the_password() {
         let long = format!("unix:///{}?pass=hunter2", "x".repeat(200));
         for (url, what) in [
@@ -188,11 +329,25 @@ mod tests {
             ("hunter2://h", "scheme that is none of"),
             ("rediss://u:hunter2@h", "TLS"),
             ("valkeys://u:hunter2@h", "TLS"),
-            ("redis-cluster://u:hunter2@h", "Cluster"),
-            ("redis+cluster://u:hunter2@h", "Cluster"),
             ("redis://u:hunter2@a:1,b:2", "several hosts"),
-            ("redis+sentinel://u:hunter2@h", "Sentinel"),
-            ("redis-sentinel://u:hunter2@h", "Sentinel"),
+            ("redis-cluster://u:hunter2@", "no host"),
+            ("redis-cluster://u:hunter2@h,", "no host"),
+            ("redis-cluster://u:hunter2@h,:7", "no host"),
+            ("redis-cluster://u:hunter2@h:1,h:0", "port 0"),
+            ("redis-cluster://u:hunter2@h/x", "cannot be parsed"),
+            ("redis-cluster://u:hunter2@h?x=1", "question mark"),
+            ("redis-cluster:u:hunter2@h", "no scheme"),
+            ("unix-cluster:///s?pass=hunter2", "scheme that is none of"),
+            ("redis-clusters://u:hunter2@h", "scheme that is none of"),
+            ("redis-sentinel://u:hunter2@h", "name the primary"),
+            ("redis+sentinel://u:hunter2@h/", "name the primary"),
+            ("redis-sentinel://u:hunter2@h//0", "name the primary"),
+            ("redis-sentinel://u:hunter2@h/my%20master", "name the primary"),
+            ("redis-sentinel://u:hun/ter2@h/mymaster", "name the primary"),
+            ("redis-sentinel://u:hunter2@/mymaster", "no host"),
+            ("redis-sentinel://u:hunter2@h/mymaster/-1", "negative"),
+            ("redis-sentinel://u:hunter2@h/mymaster/0/1", "cannot be parsed"),
+            ("redis-sentinel://u:hunter2@h/mymaster#0", "fragment"),
             ("redis://", "no host"),
             ("redis:///0", "no host"),
             ("redis://u:hunter2@/0", "no host"),
@@ -222,7 +377,7 @@ mod tests {
             ("unix:///run/s?db=-1&pass=hunter2", "negative"),
             (&long, "longer than"),
         ] {
-            let error = Target::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
+            let error = Url::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
             let shown = format!("{error} {error:?} {}", error.to_chain());
             assert!(shown.contains(what), "{url}: {shown}");
             assert!(shown.contains("redis://user:password@host:6379/0"), "{url}: {shown}");

@@ -240,6 +240,24 @@ fn too_few_acknowledgements_are_an_error_and_leave_no_lease_and_no_wake() {
 }
 
 #[test]
+fn a_hold_that_too_few_have_acknowledged_is_told_and_is_not_the_last() {
+    let server = Server::start();
+    let replica = replica_of(&server);
+    let mut a = candidate(&server.url(), "a").strict(1);
+    replica.freeze();
+    for _ in 0..2 {
+        let message = refused(a.acquire_above(0), Class::Passing);
+        assert!(message.contains("only 0 did in time"), "{message}");
+        assert!(held(a.look()).is_parked());
+        assert_eq!(server.command(&["HEXISTS", a.group.term(), "lineage"]), Reply::Int(0));
+        wait(LONGEST);
+    }
+    replica.thaw();
+    eventually(|| matches!(a.acquire_above(0), Ok(Answer::Won { .. })));
+    assert_eq!(server.command(&["HGET", a.group.term(), "lineage"]).text(), lineage(&server));
+}
+
+#[test]
 fn a_user_who_may_not_do_what_strict_needs_is_told_which_and_leads_nothing() {
     let server = Server::start();
     let _replica = replica_of(&server);

@@ -8,7 +8,7 @@ use rustix::net::SocketAddrUnix;
 use crate::cases::cases;
 use crate::election::ErrorKind;
 use crate::election::store::redis::RedisStore;
-use crate::election::store::redis::url::{Address, Target};
+use crate::election::store::redis::url::{Address, Target, Url};
 
 /// A part of every password here, which is part of nothing else.
 const SECRET: &str = "Zq9Xw";
@@ -83,7 +83,12 @@ const SCHEMES: &[&str] = &[
     "rediss://",
     "valkeys://",
     "redis-cluster://",
+    "redis-cluster://",
+    "valkey+cluster://",
     "redis-sentinel://",
+    "redis-sentinel://",
+    "rediss-cluster://",
+    "unix-cluster://",
     "REDIS://",
     "redis:",
     "redis:/",
@@ -116,11 +121,28 @@ fn password() -> impl Strategy<Value = String> {
 fn url() -> impl Strategy<Value = String> {
     let good = || prop_oneof![Just(String::new()), "[a-z]{1,6}", odd(3)];
     let host = prop_oneof![
-        select(&["h", "127.0.0.1", "[::1]", "localhost", "", "h:7000", "h:", "a:1,b:2", "h:0"][..])
-            .prop_map(str::to_owned),
+        select(
+            &[
+                "h",
+                "127.0.0.1",
+                "[::1]",
+                "localhost",
+                "",
+                "h:7000",
+                "h:",
+                "a:1,b:2",
+                "a,[::1],b",
+                "a,,b",
+                "h:0"
+            ][..]
+        )
+        .prop_map(str::to_owned),
         odd(3),
     ];
-    let path = prop_oneof![select(&["", "/", "/0", "/3", "/-1", "//"][..]).prop_map(str::to_owned), odd(3)];
+    let path = prop_oneof![
+        select(&["", "/", "/0", "/3", "/-1", "//", "/m", "/m/3"][..]).prop_map(str::to_owned),
+        odd(3)
+    ];
     let query = prop_oneof![Just(String::new()), odd(3).prop_map(|odd| format!("?{odd}"))];
     let tcp = (select(SCHEMES), good(), password(), host, path, query.clone()).prop_map(
         |(scheme, user, password, host, path, query)| {
@@ -135,24 +157,37 @@ fn url() -> impl Strategy<Value = String> {
     prop_oneof![3 => tcp, 2 => unix, 1 => (odd(4), password(), odd(4)).prop_map(|(a, b, c)| a + &b + &c)]
 }
 
-fn check(url: &str) -> Result<Option<Target>, TestCaseError> {
-    let parsed = Target::parse(url);
-    let again = Target::parse(url);
+/// All servers, nodes and Sentinels that a URL names.
+fn targets(url: Url) -> Vec<Target> {
+    match url {
+        Url::Server(target) => vec![target],
+        Url::Cluster(targets) => targets,
+        Url::Sentinel { sentinels, server, .. } => [sentinels, vec![server]].concat(),
+    }
+}
+
+fn check(url: &str) -> Result<Option<Vec<Target>>, TestCaseError> {
+    let parsed = Url::parse(url).map(targets);
+    let again = Url::parse(url).map(targets);
     match (parsed, again) {
-        (Ok(target), Ok(again)) => {
+        (Ok(targets), Ok(again)) => {
             let whole = |target: &Target| format!("{target:?} {:?}", target.password);
-            prop_assert_eq!(whole(&target), whole(&again));
-            match &target.address {
-                Address::Tcp { host, port } => {
-                    prop_assert!(!host.is_empty() && *port != 0, "{:?}", target);
-                    let strange = |c: char| c.is_control() || c.is_whitespace() || "/?#@,".contains(c);
-                    prop_assert!(!host.contains(strange), "{:?}", target);
+            prop_assert!(!targets.is_empty());
+            prop_assert_eq!(targets.len(), again.len());
+            for (target, again) in targets.iter().zip(&again) {
+                prop_assert_eq!(whole(target), whole(again));
+                match &target.address {
+                    Address::Tcp { host, port } => {
+                        prop_assert!(!host.is_empty() && *port != 0, "{:?}", target);
+                        let strange = |c: char| c.is_control() || c.is_whitespace() || "/?#@,".contains(c);
+                        prop_assert!(!host.contains(strange), "{:?}", target);
+                    }
+                    Address::Unix(path) => prop_assert!(SocketAddrUnix::new(path).is_ok(), "{:?}", target),
                 }
-                Address::Unix(path) => prop_assert!(SocketAddrUnix::new(path).is_ok(), "{:?}", target),
+                // No server has more, and none takes a larger number.
+                prop_assert!(i32::try_from(target.database).is_ok(), "{:?}", target);
             }
-            // No server has more, and none takes a larger number.
-            prop_assert!(i32::try_from(target.database).is_ok(), "{:?}", target);
-            Ok(Some(target))
+            Ok(Some(targets))
         }
         (Err(error), Err(again)) => {
             prop_assert_eq!(error.kind(), ErrorKind::Configuration);
@@ -176,11 +211,16 @@ proptest! {
 
     #[test]
     fn a_url_is_read_within_bounds_or_refused_and_shows_no_password(url in url()) {
-        let Some(target) = check(&url)? else { return Ok(()) };
+        let Some(targets) = check(&url)? else { return Ok(()) };
         // Odd characters may have made a part of a path or of a host of it.
-        if target.password.is_some_and(|password| password.contains(SECRET)) {
-            let store = RedisStore::open(&url).expect("it was read before");
-            prop_assert!(!format!("{store:?}").contains(SECRET), "{:?} of {:?}", store, url);
+        let is_password = |target: &Target| target.password.as_ref().is_some_and(|text| text.contains(SECRET));
+        if targets.iter().any(is_password) {
+            // What is wrong with it as a cluster is found out here.
+            let shown = match RedisStore::open(&url) {
+                Ok(store) => format!("{store:?}"),
+                Err(error) => format!("{error} {error:?} {}", error.to_chain()),
+            };
+            prop_assert!(!shown.contains(SECRET), "{:?} of {:?}", shown, url);
         }
     }
 
@@ -188,15 +228,22 @@ proptest! {
     fn a_password_of_any_bytes_comes_out_of_a_url_as_it_went_in(
         password in any::<String>(),
         user in any::<String>(),
-        socket in any::<bool>(),
+        form in 0..4_usize,
     ) {
         let encoded = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
         let (user, secret) = (encoded(&user), encoded(&password));
-        let url = match socket {
-            true => format!("unix:///s?pass={secret}&user={user}"),
-            false => format!("redis://{user}:{secret}@h"),
+        let url = match form {
+            0 => format!("unix:///s?pass={secret}&user={user}"),
+            1 => format!("redis://{user}:{secret}@h"),
+            2 => format!("redis-cluster://{user}:{secret}@h,i:7000,[::1]"),
+            _ => format!("redis-sentinel://{user}:{secret}@h,i:7000/mymaster/3"),
         };
-        let target = check(&url)?.expect("a good URL");
-        prop_assert_eq!(target.password.unwrap_or_default(), password);
+        let targets = check(&url)?.expect("a good URL");
+        prop_assert_eq!(targets.len(), [1, 1, 3, 3][form]);
+        // In the last form it is the server's, which comes last here, and not the sentinels'.
+        for (index, target) in targets.into_iter().enumerate() {
+            let expected = if form == 3 && index < 2 { "" } else { &*password };
+            prop_assert_eq!(target.password.unwrap_or_default(), expected);
+        }
     }
 }
