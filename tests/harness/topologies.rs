@@ -1,5 +1,7 @@
 //! Servers that replicate, and fail over.
 
+use std::time::Duration;
+
 use crate::support::{Cluster, Replicas, Reply, Sentinels, eventually};
 
 use super::CAP;
@@ -59,7 +61,7 @@ fn a_cluster_moves_a_slot_promotes_a_replica_and_takes_the_old_master_back() {
     let old = rig.master_of(slot);
     rig.node(old).command(&["SET", "key", "value"]);
     let target = (0..3).find(|it| *it != old).expect("there are three masters");
-    rig.migrate(slot, old, target);
+    rig.migrate(slot, old, target, Duration::ZERO);
     assert_eq!(rig.master_of(slot), target);
     assert_eq!(rig.node(target).command(&["GET", "key"]).text(), "value");
     let moved = rig.node(old).command(&["GET", "key"]);

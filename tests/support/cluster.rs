@@ -1,6 +1,7 @@
 //! A Redis Cluster that belongs to one test: three masters with two replicas each.
 
 use std::collections::BTreeSet;
+use std::thread;
 use std::time::Duration;
 
 use super::replicas::{self, is_followed, ok, replication};
@@ -153,8 +154,8 @@ impl Cluster {
         });
     }
 
-    /// Moves a slot with its keys to another master, as an operator's tool does.
-    pub(crate) fn migrate(&self, slot: usize, from: usize, to: usize) {
+    /// Moves a slot with its keys to another master, as an operator's tool does, with a pause after each key.
+    pub(crate) fn migrate(&self, slot: usize, from: usize, to: usize, pause: Duration) {
         let (number, port) = (slot.to_string(), self.nodes[to].port().to_string());
         ok(&self.nodes[to], &["CLUSTER", "SETSLOT", &number, "IMPORTING", &self.ids[from]]);
         ok(&self.nodes[from], &["CLUSTER", "SETSLOT", &number, "MIGRATING", &self.ids[to]]);
@@ -165,6 +166,7 @@ impl Cluster {
             // NOKEY: it has expired meanwhile.
             let moved = admin.command(&["MIGRATE", "127.0.0.1", &port, key.text(), "0", "5000"]);
             assert!(matches!(moved.text(), "OK" | "NOKEY"), "{moved:?}");
+            thread::sleep(pause);
         }
         // The new master first, so that there is no moment at which nobody serves the slot.
         for index in [to, from] {
