@@ -25,7 +25,6 @@ pub(crate) struct Cluster {
 /// A line of `CLUSTER NODES`.
 #[derive(Debug)]
 struct Known {
-    id: String,
     flags: String,
     epoch: u64,
     slots: Vec<(usize, usize)>,
@@ -192,7 +191,6 @@ fn known(node: &Server) -> Vec<Known> {
             (number(first), number(last))
         });
         Known {
-            id: fields[0].to_owned(),
             flags: fields[2].to_owned(),
             epoch: fields[6].parse().expect("an epoch is a number"),
             slots: slots.collect(),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stderr, reason = "the figures measured are told beside the test's output")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -114,9 +115,9 @@ impl Rig {
         }
     }
 
-    /// How long an old master that came back can go on electing and renewing, beside the ttl of what it had before. A
-    /// cluster tells it at once. Sentinels leave it alone for ten seconds, and who is connected to it learns nothing.
-    fn oldest_us(&self, returns_us: &[u64]) -> u64 {
+    /// How long an old master that came back goes on electing and renewing. A cluster tells it at once that it is none.
+    /// Sentinels leave it alone for ten seconds, and who is connected to it learns nothing meanwhile.
+    fn astray_us(&self, returns_us: &[u64]) -> u64 {
         match self {
             Self::Cluster(_) => 0,
             Self::Sentinels(_) => returns_us.iter().copied().max().unwrap_or_default(),
@@ -177,7 +178,8 @@ fn fail_over(start: fn() -> Rig, fault: Fault) {
         let worst_us = candidates.judge();
         eprintln!(
             "{}, {fault:?}, {}, ttl and wait 1 s: the servers' failover {}; the next leader {}; the old \
-             master a replica {}; two leaders for {:.1} ms at most; the longest look {longest_look:?} ({failed} failed); the longest stop {stop:?}",
+             master a replica {}; two leaders for {:.1} ms at most; the longest look {longest_look:?} ({failed} \
+             failed); the longest stop {stop:?}",
             rig.name(),
             candidates.kind(),
             figures(&servers_us),
@@ -185,7 +187,7 @@ fn fail_over(start: fn() -> Rig, fault: Fault) {
             figures(&returns_us),
             ms(worst_us),
         );
-        let bound_us = us(TTL) + rig.oldest_us(&returns_us);
+        let bound_us = us(TTL) + rig.astray_us(&returns_us);
         assert!(worst_us <= bound_us, "two leaders for {:.1} ms, bound {:.1}", ms(worst_us), ms(bound_us));
         assert!(longest_look <= LOOK_LIMIT + NOISE, "a look took {longest_look:?}");
         assert!(stop <= STOP_LIMIT + NOISE, "a stop took {stop:?}");
@@ -207,13 +209,13 @@ fn terminate(candidates: &mut Candidates, index: usize) -> Duration {
 /// Asks all the time who leads, each time on a connection of its own.
 struct Looked {
     thread: thread::JoinHandle<(Duration, u32)>,
-    enough: std::sync::Arc<AtomicBool>,
+    enough: Arc<AtomicBool>,
 }
 
 impl Looked {
     fn new(store: RedisStore, group: &str) -> Self {
-        let enough = std::sync::Arc::new(AtomicBool::new(false));
-        let (until, group) = (std::sync::Arc::clone(&enough), group.to_owned());
+        let enough = Arc::new(AtomicBool::new(false));
+        let (until, group) = (Arc::clone(&enough), group.to_owned());
         let thread = thread::spawn(move || {
             let (mut longest, mut failed) = (Duration::ZERO, 0);
             while !until.load(Ordering::Relaxed) {
