@@ -78,6 +78,12 @@ pub(super) trait Chance {
     /// Whether something that was sent into a black hole arrives after it.
     fn survives(&mut self, who: usize, op: u64) -> bool;
 
+    /// How long a change, or its acknowledgement, takes on its way between two servers.
+    fn replication(&mut self, node: usize, number: u64) -> Nanos;
+
+    /// When within a fault's time what belongs to it happens to this one.
+    fn within(&mut self, fault: usize, whom: usize, time: Nanos) -> Nanos;
+
     /// How long lead work takes to return once its term has ended.
     fn reaction(&mut self, who: usize, term: u64, grace: Nanos) -> Nanos;
 
@@ -119,6 +125,8 @@ enum What {
     Fate,
     Survives,
     Reaction,
+    Replication,
+    Within,
 }
 
 impl Random {
@@ -183,6 +191,23 @@ impl Chance for Random {
 
     fn survives(&mut self, who: usize, op: u64) -> bool {
         self.draw(What::Survives, who, op).below(2) == 0
+    }
+
+    fn replication(&mut self, node: usize, number: u64) -> Nanos {
+        let mut dice = self.draw(What::Replication, node, number);
+        match dice.below(64) {
+            0 => dice.below(20_000_000),
+            1..8 => dice.below(3_000_000),
+            _ => QUICK + dice.below(500_000),
+        }
+    }
+
+    fn within(&mut self, fault: usize, whom: usize, time: Nanos) -> Nanos {
+        let mut dice = self.draw(What::Within, whom, fault as u64);
+        match dice.below(4) {
+            0 => dice.below(time.min(20_000_000)),
+            _ => dice.below(time),
+        }
     }
 
     fn reaction(&mut self, who: usize, term: u64, grace: Nanos) -> Nanos {

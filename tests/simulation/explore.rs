@@ -99,7 +99,7 @@ fn small_world(renew_error: RenewError, ppm: [i64; 2], works: bool, story: Optio
     let instances = ppm.map(|ppm| Settings { timing, ppm, origin: 1 << 40, works }).to_vec();
     // Right after the first term has begun, and for longer than it lasts without renewal.
     let faults = story.map(|kind| Fault { at: TTL / 10, lasts: TTL * 12 / 10, kind }).into_iter().collect();
-    Plan { seed: 0, climate: Climate::Within, instances, go: false, faults, quiet_at: HORIZON }
+    Plan { seed: 0, climate: Climate::Within, instances, go: false, replicas: 0, faults, quiet_at: HORIZON }
 }
 
 /// Chances as they are chosen one after the other.
@@ -192,6 +192,14 @@ impl Chance for Chosen {
 
     fn survives(&mut self, _: usize, _: u64) -> bool {
         self.choose(2) == 0
+    }
+
+    fn replication(&mut self, node: usize, _: u64) -> Nanos {
+        STEP + node as Nanos * STEP / 10
+    }
+
+    fn within(&mut self, _: usize, whom: usize, time: Nanos) -> Nanos {
+        time / 10 * (1 + whom as Nanos)
     }
 
     fn reaction(&mut self, _: usize, _: u64, grace: Nanos) -> Nanos {

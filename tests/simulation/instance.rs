@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::plan::{Nanos, Settings, Weather};
 use crate::election::clock::Instant;
 use crate::election::event::Reason;
-use crate::election::key::InstanceId;
+use crate::election::key::{Group, InstanceId};
 use crate::election::machine::Machine;
-use crate::election::store::Action;
+use crate::election::store::strict::{Conclusion, Ledger};
+use crate::election::store::{Action, Operation};
 
 /// One instance. Each of its lives is a process of its own, with an id of its own.
 #[derive(Debug)]
@@ -30,6 +31,14 @@ pub(super) struct Instance {
     pub(super) proof: Option<Proof>,
     pub(super) told: Told,
     pub(super) request: Option<Request>,
+    /// What its session knows of the data sets.
+    pub(super) ledger: Ledger,
+    /// What the request has come to, while what follows from that is asked.
+    pub(super) concluded: Option<Conclusion>,
+    /// Which server it takes for the primary.
+    pub(super) view: usize,
+    /// The one that it has sent the last request to.
+    pub(super) asks: usize,
     /// The last request that the machine wanted sent, and when, by its clock.
     pub(super) asked: Option<(Request, Instant)>,
     /// The highest token that this life was told.
@@ -99,6 +108,10 @@ impl Instance {
             proof: None,
             told: Told::Nothing,
             request: None,
+            ledger: Ledger::default(),
+            concluded: None,
+            view: 0,
+            asks: 0,
             asked: None,
             seen: 0,
             sends: (0, 0),
@@ -136,6 +149,13 @@ impl Instance {
 
     pub(super) fn ttl(&self) -> Duration {
         self.settings.timing.ttl
+    }
+
+    /// What its session is asked.
+    pub(super) fn operation(&self, action: Action) -> Operation {
+        let group = Group::new("simulated").expect("a good name");
+        let timing = &self.settings.timing;
+        Operation { group, id: self.id.clone(), ttl: timing.ttl, action, strict: timing.strict }
     }
 
     /// What `is_leader()` returns.

@@ -3,15 +3,19 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::plan::{Climate, MS, Nanos, millis};
+use super::plan::{Climate, MS, Nanos, Plan, millis};
 
 /// Keeps what has happened to the group's terms, and notes the first thing that must not happen.
 #[derive(Debug)]
 pub(super) struct Judge {
     climate: Climate,
+    /// Whether promise 1 holds without exception.
+    exact: bool,
     pub(super) broken: Option<String>,
     pub(super) figures: Figures,
     last_token: u64,
+    /// Of whoever led.
+    last_term: u64,
     /// Whether tokens may repeat: the term is lost, and the server's clock was set back.
     pub(super) term_lost: bool,
     pub(super) clock_back: bool,
@@ -19,6 +23,8 @@ pub(super) struct Judge {
     ended: HashMap<u64, Ended>,
     /// The end of the last lease, while nobody has won since.
     pub(super) vacant_since: Option<Nanos>,
+    /// When there was more than one primary last.
+    pub(super) forked_at: Nanos,
 }
 
 /// What worlds are counted by.
@@ -30,6 +36,10 @@ pub(super) struct Figures {
     pub(super) promotions: u64,
     pub(super) commands: u64,
     pub(super) faults: u64,
+    /// How often a primary was replaced.
+    pub(super) failovers: u64,
+    /// How often a lease was parked.
+    pub(super) holds: u64,
     /// The longest time for which two led at once, in thousandths of ttl.
     pub(super) worst_overlap: Nanos,
     /// The longest that a term outlived its lease, in thousandths of ttl.
@@ -58,16 +68,21 @@ pub(super) enum Cause {
 }
 
 impl Judge {
-    pub(super) fn new(climate: Climate) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let climate = plan.climate;
+        let is_strict = plan.instances.iter().all(|it| it.timing.strict.is_some());
         Self {
             climate,
+            exact: is_strict || matches!(climate, Climate::Calm | Climate::Within),
             broken: None,
             figures: Figures { worlds: 1, ..Figures::default() },
             last_token: 0,
+            last_term: 0,
             term_lost: false,
             clock_back: false,
             ended: HashMap::new(),
             vacant_since: None,
+            forked_at: 0,
         }
     }
 
@@ -89,7 +104,9 @@ impl Judge {
         self.figures.leases += 1;
         let last = self.last_token;
         let excused = self.term_lost && self.clock_back;
-        self.holds(now, token > last || excused, || format!("token {token} was given after {last}"));
+        // Two primaries may give the same in one microsecond; that only one of them counts is judged by who leads.
+        let tied = self.climate == Climate::Failover && token == last;
+        self.holds(now, token > last || tied || excused, || format!("token {token} was given after {last}"));
         self.last_token = last.max(token);
         self.ended.remove(&token);
     }
@@ -118,10 +135,27 @@ impl Judge {
         });
     }
 
-    /// Two led at once for so long.
-    pub(super) fn overlap(&mut self, now: Nanos, length: Nanos, ttl: Nanos) {
+    /// A term begins. Promise 4, where leases are lost: one that nobody led by does not count.
+    pub(super) fn promoted(&mut self, now: Nanos, token: u64) {
+        self.figures.promotions += 1;
+        let last = std::mem::replace(&mut self.last_term, token);
+        let holds = token > last || !self.exact || self.climate != Climate::Failover;
+        self.holds(now, holds, || format!("the term of token {token} begins after that of {last}"));
+    }
+
+    /// Somebody begins to lead while another one does.
+    pub(super) fn both(&mut self, now: Nanos, what: impl FnOnce() -> String) {
+        let exact = self.exact;
+        self.holds(now, !exact, what);
+    }
+
+    /// Two led at once. Not counted is the time in which each has a primary of its own, of which one is not told
+    /// that it was replaced.
+    pub(super) fn overlap(&mut self, now: Nanos, from: Nanos, to: Nanos, ttl: Nanos) {
+        let from = if self.exact { from } else { from.max(self.forked_at) };
+        let length = to.saturating_sub(from);
         self.figures.worst_overlap = self.figures.worst_overlap.max(length * 1000 / ttl);
-        let bound = if self.climate == Climate::Outside { ttl / 100 * 101 } else { 0 };
+        let bound = if self.exact { 0 } else { ttl / 100 * 101 };
         self.holds(now, length <= bound, || format!("two led at once for {:.6} ms", millis(length)));
     }
 
@@ -149,6 +183,8 @@ impl Figures {
         self.promotions += other.promotions;
         self.commands += other.commands;
         self.faults += other.faults;
+        self.failovers += other.failovers;
+        self.holds += other.holds;
         self.worst_overlap = self.worst_overlap.max(other.worst_overlap);
         self.worst_leftover = self.worst_leftover.max(other.worst_leftover);
         self.worst_takeover = self.worst_takeover.max(other.worst_takeover);
@@ -164,6 +200,9 @@ impl fmt::Display for Figures {
         )?;
         write!(f, "longest overlap {} ‰ of ttl, ", self.worst_overlap)?;
         write!(f, "longest proof without a lease {} ‰ of ttl", self.worst_leftover)?;
+        if self.failovers > 0 {
+            write!(f, "; {} failovers, {} holds", self.failovers, self.holds)?;
+        }
         if self.worst_takeover > 0 {
             write!(f, "; latest takeover {:.1} ms late", millis(self.worst_takeover))?;
         }

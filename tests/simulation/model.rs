@@ -1,6 +1,6 @@
 //! The model of the scripts against the scripts: the same random commands, on both, with the same answers.
 
-use std::time::{Duration, Instant as Timer};
+use std::time::{Duration, Instant as Timer, SystemTime, UNIX_EPOCH};
 
 use super::chance::Seed;
 use super::plan::Nanos;
@@ -9,8 +9,9 @@ use super::{number, seed};
 use crate::election::clock::Instant;
 use crate::election::key::{Group, InstanceId};
 use crate::election::store::sealed::Open;
+use crate::election::store::strict::{Ledger, Lineage, Strictness, followed};
 use crate::election::store::{
-    Action, Answer, Budget, Keys, Lease, Operation, RedisStore, Session, StoreError, Term,
+    Action, Answer, Budget, Class, Keys, Lease, Operation, RedisStore, Session, StoreError, Term,
 };
 use crate::server::{Admin, Reply, Server};
 
@@ -21,37 +22,89 @@ const TOLERANCE: Duration = Duration::from_secs(20);
 /// More than an operation takes on a busy machine.
 const BUDGET: Duration = Duration::from_secs(20);
 
+/// So short that replicas are waited for a millisecond. What is won for it is taken back for want of them.
+const SHORT: Duration = Duration::from_millis(8);
+
+/// Who asks, and how.
+#[derive(Clone, Copy)]
+struct Manner<'a> {
+    id: &'a InstanceId,
+    ttl: Duration,
+    strict: Option<Strictness>,
+}
+
 /// One group on a real server, and its model.
 struct Pair<'a> {
     admin: &'a mut Admin,
     session: Box<dyn Session>,
     group: Group,
     model: Model,
+    /// Of the model's session.
+    ledger: Ledger,
     begun: Timer,
+    /// When the last term was won, as the server has it.
+    since: String,
 }
 
-impl Pair<'_> {
+impl<'a> Pair<'a> {
+    fn new(server: &Server, admin: &'a mut Admin, name: &str) -> Self {
+        let store = RedisStore::open(&server.url()).expect("a good URL");
+        let session = store.open().expect("the system has descriptors left");
+        let mut model = Model::new();
+        let info = admin.command(&["INFO", "replication"]);
+        let lineage = info.text().lines().find_map(|line| line.strip_prefix("master_replid:"));
+        model.lineage = Lineage::from(lineage.expect("the server tells it").trim());
+        let mut pair = Self {
+            admin,
+            session,
+            group: Group::new(name).expect("a good name"),
+            model,
+            ledger: Ledger::default(),
+            begun: Timer::now(),
+            since: String::new(),
+        };
+        pair.set_clock();
+        pair
+    }
+
     fn now(&self) -> Nanos {
         u64::try_from(self.begun.elapsed().as_nanos()).expect("no sequence lasts for centuries")
     }
 
-    /// Lets both do an operation; they must say the same, and hold the same then.
-    fn act(&mut self, id: &InstanceId, action: Action) -> Result<Answer, StoreError> {
-        let operation =
-            Operation { group: self.group.clone(), id: id.clone(), ttl: TTL, action, strict: None };
-        let budget = Budget::new(Instant::now() + BUDGET, &self.session.bell());
-        let real = self.session.execute(&[operation], &budget).remove(0);
-        let now = self.now();
-        if let Ok(Answer::Won { token, ahead }) = &real {
-            // The token tells the server's time, unless it was taken from a larger one.
-            let time_us = token - u64::try_from(ahead.as_micros()).expect("not so far ahead");
-            self.model.set_time(now, time_us);
+    /// Sets the model's clock to the server's: to when the last term was won, if that was just now.
+    fn set_clock(&mut self) {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
+        let mut time_us = u64::try_from(unix.as_micros()).expect("this century");
+        if let Reply::Text(since) = self.admin.command(&["HGET", self.group.term(), "since"])
+            && since != self.since
+        {
+            time_us = since.parse().expect("a time");
+            self.since = since;
         }
-        let model = self.model.execute(now, id, TTL, Ask::Ours(action));
+        let now = self.now();
+        self.model.set_time(now, time_us);
+    }
+
+    /// Lets both do an operation; they must say the same, and hold the same then.
+    fn act(&mut self, Manner { id, ttl, strict }: Manner<'_>, action: Action) -> Result<Answer, StoreError> {
+        let operation = Operation { group: self.group.clone(), id: id.clone(), ttl, action, strict };
+        let budget = Budget::new(Instant::now() + BUDGET, &self.session.bell());
+        let real = self.session.execute(std::slice::from_ref(&operation), &budget).remove(0);
+        self.set_clock();
+        let (now, time) = (self.now(), Instant::now());
+        let mut ask = |call| self.model.execute(now, id, ttl, &Ask::Ours(call));
+        let said = ask(self.ledger.call(&operation, time));
+        // The server has no replicas.
+        let concluded = self.ledger.conclude(&operation, said, &Ok(0), time);
+        let model = match concluded.then {
+            Some(call) => followed(concluded.result, ask(call)),
+            None => concluded.result,
+        };
         let same = match (&real, &model) {
             (Ok(Answer::Renewed { left: a }), Ok(Answer::Renewed { left: b })) => near(Some(*a), Some(*b)),
             (Ok(Answer::Held(a)), Ok(Answer::Held(b))) => {
-                (&a.holder, a.token) == (&b.holder, b.token) && near(a.remaining, b.remaining)
+                (&a.holder, a.token, a.replicas) == (&b.holder, b.token, b.replicas)
+                    && near(a.remaining, b.remaining)
             }
             (Ok(a), Ok(b)) => a == b,
             (Err(a), Err(b)) => (a.outcome(), a.class()) == (b.outcome(), b.class()),
@@ -72,8 +125,8 @@ impl Pair<'_> {
             GoAsk::Renew => is_own && self.admin.command(&["PEXPIRE", lease, &ttl]).int() == 1,
             GoAsk::Release => is_own && self.admin.command(&["DEL", lease]).int() == 1,
         };
-        let model = self.model.execute(self.now(), &id.into(), TTL, Ask::Go(ask)).expect("it never refuses");
-        assert_eq!(done, model == Answer::Released, "{ask:?} of {id}");
+        let model = self.model.execute(self.now(), &id.into(), TTL, &Ask::Go(ask)).expect("it never refuses");
+        assert_eq!(done, model.answer == Answer::Released, "{ask:?} of {id}");
     }
 
     /// Both keys, as the server has them.
@@ -86,17 +139,29 @@ impl Pair<'_> {
             }
             _ => None,
         };
-        let fields = self.admin.command(&["HMGET", self.group.term(), "token", "holder", "attempt", "ttl"]);
-        let term = match fields.list() {
-            [Reply::Text(token), Reply::Text(holder), Reply::Text(attempt), Reply::Text(ttl)] => Some(Term {
-                token: token.parse().expect("a token"),
-                holder: holder.as_str().into(),
-                attempt: attempt.parse().expect("an attempt"),
-                ttl: Duration::from_millis(ttl.parse().expect("a ttl")),
-                ..Term::default()
-            }),
-            _ => None,
-        };
+        const FIELDS: [&str; 7] = ["token", "holder", "attempt", "ttl", "lineage", "until", "replicas"];
+        let command = [&["HMGET", self.group.term()], &FIELDS[..]].concat();
+        let fields: Vec<_> = self
+            .admin
+            .command(&command)
+            .list()
+            .iter()
+            .map(|field| match field {
+                Reply::Text(text) => Some(text.clone()),
+                _ => None,
+            })
+            .collect();
+        let number = |field: usize| fields[field].as_ref().map(|text| text.parse().expect("a number"));
+        let millis = |field| number(field).map(Duration::from_millis);
+        let term = fields[1].as_ref().map(|holder| Term {
+            token: number(0).unwrap_or(0),
+            holder: holder.as_str().into(),
+            attempt: number(2).expect("each holder has one"),
+            ttl: millis(3).unwrap_or_default(),
+            lineage: fields[4].as_deref().map(Lineage::from),
+            until: millis(5),
+            replicas: number(6).map(|replicas| replicas as u32),
+        });
         Keys { lease, term }
     }
 
@@ -107,6 +172,11 @@ impl Pair<'_> {
         assert!(near(real.lease.as_ref().and_then(|it| it.expires), model.lease.as_ref().and_then(left)));
         if let (Some(model), Some(real)) = (&mut model.lease, &real.lease) {
             model.expires = real.expires;
+        }
+        if let (Some(model), Some(real)) = (&mut model.term, &real.term)
+            && near(model.until, real.until)
+        {
+            model.until = real.until;
         }
         assert_eq!(real, model, "the server's keys, and the model's");
     }
@@ -131,6 +201,11 @@ impl Pair<'_> {
                     assert!(Timer::now() < until, "the lease does not end");
                 }
                 self.model.keys.lease = None;
+                // It was promised for no longer.
+                if let Some(until) = self.model.keys.term.as_mut().and_then(|term| term.until.as_mut()) {
+                    *until = Duration::ZERO;
+                    self.admin.command(&["HSET", term, "until", "0"]);
+                }
             }
             3 => {
                 self.admin.command(&["SET", lease, "somebody"]);
@@ -139,6 +214,13 @@ impl Pair<'_> {
             4 => {
                 self.admin.command(&["PERSIST", lease]);
                 self.model.keys.lease.iter_mut().for_each(|lease| lease.expires = None);
+            }
+            5 => {
+                // Another data set has taken the place of that in which the lease was acknowledged.
+                if let Some(term) = &mut self.model.keys.term {
+                    term.lineage = Some("elsewhere".into());
+                    self.admin.command(&["HSET", self.group.term(), "lineage", "elsewhere"]);
+                }
             }
             _ => {
                 // A token right before the last one.
@@ -164,26 +246,34 @@ fn the_model_of_the_scripts_does_what_the_scripts_do() {
     let sequences = number("MODEL_SEQUENCES").unwrap_or(20);
     let server = Server::start();
     let mut admin = server.admin();
-    let store = RedisStore::open(&server.url()).expect("a good URL");
-    let (mut dice, mut answers) = (Seed::new(seed("the model of the scripts")), [0; 6]);
+    // It looks this often whether replicas have been waited for long enough.
+    admin.command(&["CONFIG", "SET", "hz", "500"]);
+    let (mut dice, mut answers) = (Seed::new(seed("the model of the scripts")), [0; 8]);
     for sequence in 0..sequences {
-        let group = Group::new(&format!("model-{sequence}")).expect("a good name");
-        let session = store.open().expect("the system has descriptors left");
-        let mut pair = Pair { admin: &mut admin, session, group, model: Model::new(), begun: Timer::now() };
+        let mut pair = Pair::new(&server, &mut admin, &format!("model-{sequence}"));
         let ids = ["a", "b", "c"].map(InstanceId::from);
         let (mut attempts, mut tokens, mut winner) = ([0; 3], vec![0], 0);
         for _ in 0..200 {
             let who = *dice.pick(&[winner, winner, 0, 1, 2]);
             let token = tokens[tokens.len() - 1 - dice.below(3.min(tokens.len() as u64)) as usize / 2];
+            let (mut ttl, mut strict) = (TTL, dice.below(3) > 0);
+            let (mut replicas, mut longest) = (0, TTL);
             let action = match dice.below(16) {
                 0..5 => {
-                    // Now and then an attempt that was overtaken.
+                    // Now and then an attempt that was overtaken, or that no replica acknowledges.
                     let attempt = (attempts[who] + 2 - dice.below(3)).max(1);
                     attempts[who] = attempts[who].max(attempt);
                     let floor = *dice.pick(&[0, token, token + 1_000_000, token + (1 << 40)]);
+                    if dice.below(16) == 0 {
+                        (ttl, strict, replicas) = (SHORT, true, 1);
+                    }
                     Action::Acquire { attempt, floor }
                 }
-                5..9 => Action::Renew { token },
+                5..9 => {
+                    // The one before it may vouch for the data set.
+                    longest = *dice.pick(&[Duration::ZERO, TTL]);
+                    Action::Renew { token }
+                }
                 9..12 => Action::Release { token },
                 12 => Action::Look,
                 13 => {
@@ -191,11 +281,12 @@ fn the_model_of_the_scripts_does_what_the_scripts_do() {
                     continue;
                 }
                 _ => {
-                    pair.meddle(*dice.pick(&[0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 4, 5]));
+                    pair.meddle(*dice.pick(&[0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 4, 5, 5, 6]));
                     continue;
                 }
             };
-            let kind = match pair.act(&ids[who], action) {
+            let strict = strict.then_some(Strictness { replicas, longest });
+            let kind = match pair.act(Manner { id: &ids[who], ttl, strict }, action) {
                 Ok(Answer::Won { token, .. }) => {
                     tokens.push(token);
                     winner = who;
@@ -203,18 +294,20 @@ fn the_model_of_the_scripts_does_what_the_scripts_do() {
                 }
                 Ok(Answer::Renewed { .. }) => 1,
                 Ok(Answer::Released) => 2,
-                Ok(Answer::Held(_) | Answer::Vacant) => 3,
-                Ok(Answer::Ghost) => 4,
-                Err(_) => 5,
+                Ok(Answer::Held(holding)) if holding.is_parked() => 3,
+                Ok(Answer::Held(_) | Answer::Vacant) => 4,
+                Ok(Answer::Ghost) => 5,
+                Err(error) if error.class() == Class::Passing => 6,
+                Err(_) => 7,
             };
             answers[kind] += 1;
             pair.check_keys();
+            if kind == 3 && dice.below(2) == 0 {
+                pair.meddle(2);
+            }
         }
     }
-    let [won, renewed, released, no, ghosts, refused] = answers;
-    println!(
-        "won {won}, renewed {renewed}, released {released}, no {no}, ghosts {ghosts}, refused {refused}"
-    );
-    let least = answers.iter().min().expect("there are kinds");
-    assert!(*least > 0, "some answer has never come: {answers:?}");
+    let kinds = ["won", "renewed", "released", "parked", "no", "ghosts", "taken back", "refused"];
+    println!("{:?}", kinds.iter().zip(answers).collect::<Vec<_>>());
+    assert!(answers.iter().all(|count| *count > 0), "some answer has never come");
 }

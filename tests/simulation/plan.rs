@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::chance::Seed;
-use crate::election::options::{Options, RenewError, Timing};
+use crate::election::options::{Options, RenewError, Strict, Timing};
 use crate::election::store::Class;
 
 /// Virtual nanoseconds since the world began.
@@ -20,6 +20,8 @@ pub(super) struct Plan {
     pub(super) instances: Vec<Settings>,
     /// Whether an instance of the Go version is in the group.
     pub(super) go: bool,
+    /// How many replicas the primary has.
+    pub(super) replicas: usize,
     pub(super) faults: Vec<Fault>,
     /// When the last fault is over.
     pub(super) quiet_at: Nanos,
@@ -34,10 +36,13 @@ pub(super) enum Climate {
     Within,
     /// Also what no client can promise anything about: lost data, deleted keys, a jumping wall clock.
     Outside,
+    /// Everything that the promises cover, and data that is lost in failovers, restarts and by deletion: under strict
+    /// no two lead at once.
+    Failover,
 }
 
 impl Climate {
-    pub(super) const ALL: [Self; 3] = [Self::Calm, Self::Within, Self::Outside];
+    pub(super) const ALL: [Self; 4] = [Self::Calm, Self::Within, Self::Outside, Self::Failover];
 }
 
 /// One instance.
@@ -106,6 +111,48 @@ pub(super) enum Kind {
     Overwrite,
     /// The server's wall clock jumps by so many nanoseconds.
     Jump(i64),
+    /// One of the replicas takes the primary's place, and meanwhile these are cut off together with the old one.
+    Failover { to: usize, old: Old, cut: Option<Sides> },
+    /// These are cut off from all others.
+    Split(Sides),
+    /// What this server replicates comes so much later.
+    Slow(usize, Nanos),
+    /// A replica is emptied, and copies its primary anew at the end.
+    Empty(usize),
+    /// The primary is emptied.
+    Flush,
+    /// The primary is gone, and comes back with what it had so many changes ago.
+    Rewind(usize),
+    /// The instance takes this server for the primary.
+    Stray(usize, usize),
+}
+
+/// What becomes of the primary that is replaced. At the end it is a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Old {
+    /// It was killed.
+    Gone,
+    /// It was killed, and comes back before that, with what it had so many changes ago, as a primary.
+    Back(usize),
+    /// It is not told.
+    Alive,
+}
+
+/// Who is on the one side of a cut: one bit for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sides {
+    pub(super) nodes: u8,
+    pub(super) instances: u8,
+}
+
+impl Sides {
+    pub(super) fn has_node(&self, node: usize) -> bool {
+        self.nodes >> node & 1 == 1
+    }
+
+    pub(super) fn has_instance(&self, who: usize) -> bool {
+        self.instances >> who & 1 == 1
+    }
 }
 
 /// How bad an instance's network is, in parts of a thousand.
@@ -122,18 +169,30 @@ impl Plan {
         let mut seeds = Seed::new(seed);
         let dice = &mut seeds;
         let ttl = *dice.pick(&[100, 300, 1_000, 1_000, 5_000, 5_000, 30_000]);
-        let timing = draw_timing(dice, ttl);
+        let fails_over = climate == Climate::Failover;
+        let replicas = if fails_over { *dice.pick(&[0, 1, 1, 2, 2, 2, 3, 3]) } else { 0 };
+        let most = ttl * if fails_over { *dice.pick(&[1, 1, 3]) } else { 1 };
+        let is_strict = fails_over && dice.below(8) > 0;
+        let strict =
+            is_strict.then(|| Strict::replicas(replicas as u32).longest_ttl(Duration::from_millis(most)));
+        let timing = draw_timing(dice, ttl, strict);
         let count = 1 + dice.below(4) as usize;
         let instances: Vec<_> = (0..count)
             .map(|_| Settings {
                 // Most groups have one timing; where they differ, nothing may depend on it.
-                timing: if dice.below(4) == 0 { draw_timing(dice, ttl) } else { timing },
+                timing: match dice.below(4) {
+                    0 => {
+                        let ttl = *dice.pick(&[ttl, most]);
+                        draw_timing(dice, ttl, strict)
+                    }
+                    _ => timing,
+                },
                 ppm: dice.below(20_001) as i64 - 10_000,
                 origin: dice.below(1 << 50),
                 works: dice.below(2) == 0,
             })
             .collect();
-        let go = climate != Climate::Calm && dice.below(4) == 0;
+        let go = !matches!(climate, Climate::Calm | Climate::Failover) && dice.below(4) == 0;
         let span = (0..instances.len()).map(|who| longest(&instances[who].timing)).max().unwrap_or(0);
         let mut faults = Vec::new();
         let (mut at, strikes) = (0, 10 + dice.below(50));
@@ -143,10 +202,14 @@ impl Plan {
                 // Often several at once.
                 _ => dice.below(span) * dice.below(2),
             };
-            let (kind, lasts) = draw_fault(dice, climate, &instances, go);
+            let fault = match climate {
+                Climate::Failover if dice.below(2) == 0 => draw_loss(dice, &instances, replicas),
+                _ => draw_fault(dice, climate, &instances, go),
+            };
+            let (kind, lasts) = fault;
             faults.push(Fault { at, lasts, kind });
         }
-        Self { seed, climate, instances, go, quiet_at: 0, faults }.settled()
+        Self { seed, climate, instances, go, replicas, quiet_at: 0, faults }.settled()
     }
 
     /// The same without this fault.
@@ -183,12 +246,15 @@ impl Plan {
         self
     }
 
-    /// How long after the last fault somebody leads at the latest: ttl + wait, a call and the threads' lags.
+    /// How long after the last fault somebody leads at the latest: ttl + wait, a call and the threads' lags; under strict
+    /// also one hold, after another that began before and came to nothing.
     pub(super) fn patience(&self) -> Nanos {
         let longest = |of: fn(&Timing) -> Duration| self.instances.iter().map(|it| of(&it.timing)).max();
         let (ttl, wait) = (longest(|timing| timing.ttl), longest(|timing| timing.wait));
         let jitter = longest(|timing| timing.jitter);
-        let sum = ttl.unwrap_or_default() + wait.unwrap_or_default() + 2 * jitter.unwrap_or_default();
+        let hold = longest(|timing| timing.strict.map_or(Duration::ZERO, |strict| strict.longest));
+        let (ttl, hold) = (ttl.unwrap_or_default(), hold.unwrap_or_default());
+        let sum = ttl.max(hold) + hold + wait.unwrap_or_default() + 3 * jitter.unwrap_or_default();
         // Clocks that are slow by a hundredth wait that much longer.
         nanos(sum) / 100 * 101 + 50 * MS
     }
@@ -196,7 +262,8 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed {}, {:?}, go: {}", self.seed, self.climate, self.go)?;
+        let Self { seed, climate, go, replicas, .. } = self;
+        writeln!(f, "seed {seed}, {climate:?}, go: {go}, replicas: {replicas}")?;
         for (who, it) in self.instances.iter().enumerate() {
             writeln!(f, "  instance {who}: {:?}, {} ppm, works: {}", it.timing, it.ppm, it.works)?;
         }
@@ -221,7 +288,7 @@ fn longest(timing: &Timing) -> Nanos {
     nanos(timing.ttl.max(timing.wait.min(timing.ttl * 2)))
 }
 
-fn draw_timing(dice: &mut Seed, ttl_ms: u64) -> Timing {
+fn draw_timing(dice: &mut Seed, ttl_ms: u64, strict: Option<Strict>) -> Timing {
     let ttl = Duration::from_millis(ttl_ms);
     let part = |dice: &mut Seed, least: u32, most: u32| {
         ttl * (least + dice.below(u64::from(most - least) + 1) as u32) / 1000
@@ -235,7 +302,7 @@ fn draw_timing(dice: &mut Seed, ttl_ms: u64) -> Timing {
         }
     };
     let options = Options {
-        strict: None,
+        strict,
         ttl,
         wait: *dice.pick(&[ttl / 5, ttl * 6 / 5, ttl * 6 / 5, ttl * 3]),
         jitter,
@@ -246,16 +313,48 @@ fn draw_timing(dice: &mut Seed, ttl_ms: u64) -> Timing {
     options.check().expect("the draw keeps to the rules")
 }
 
+/// Short ones, and such as outlast the lease.
+fn draw_length(dice: &mut Seed, ttl: Nanos) -> Nanos {
+    match dice.below(3) {
+        0 => dice.below(ttl / 4),
+        1 => dice.below(ttl),
+        _ => dice.below(3 * ttl),
+    }
+}
+
+/// What happens to the servers and to what they hold.
+fn draw_loss(dice: &mut Seed, instances: &[Settings], replicas: usize) -> (Kind, Nanos) {
+    let who = dice.below(instances.len() as u64) as usize;
+    let ttl = nanos(instances[who].timing.ttl);
+    let lasts = draw_length(dice, ttl);
+    let (node, steps) = (dice.below(replicas as u64 + 1) as usize, dice.below(8) as usize);
+    let sides = Sides { nodes: dice.below(1 << (replicas + 1)) as u8, instances: dice.below(16) as u8 };
+    match dice.below(16) {
+        0..6 => {
+            let old = *dice.pick(&[Old::Gone, Old::Back(steps), Old::Alive, Old::Alive]);
+            let cut = (dice.below(4) > 0).then_some(sides);
+            (Kind::Failover { to: node, old, cut }, lasts)
+        }
+        6 => (Kind::Split(sides), lasts),
+        7 | 8 => {
+            let most = *dice.pick(&[ttl / 10, ttl]);
+            (Kind::Slow(node, dice.below(most)), lasts)
+        }
+        9 => (Kind::Empty(node), lasts),
+        10 => (Kind::Flush, 0),
+        11 => (Kind::LoseData, lasts),
+        12 => (Kind::Rewind(steps), lasts),
+        13 => (Kind::DeleteLease, 0),
+        14 => (Kind::DeleteTerm, 0),
+        _ => (Kind::Stray(who, node), lasts),
+    }
+}
+
 fn draw_fault(dice: &mut Seed, climate: Climate, instances: &[Settings], go: bool) -> (Kind, Nanos) {
     let who = dice.below(instances.len() as u64) as usize;
     let timing = &instances[who].timing;
     let ttl = nanos(timing.ttl);
-    // Short ones, and such as outlast the lease.
-    let lasts = match dice.below(3) {
-        0 => dice.below(ttl / 4),
-        1 => dice.below(ttl),
-        _ => dice.below(3 * ttl),
-    };
+    let lasts = draw_length(dice, ttl);
     // Nothing that is stopped or steps down is cut short by the fault's end.
     let out = nanos(timing.lead_grace + timing.call_limit * 2) + 20 * MS;
     if climate == Climate::Calm {

@@ -15,19 +15,28 @@ use super::world::{Verdict, run};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
     pub(super) leases: u64,
+    /// In worlds of failovers.
+    pub(super) failovers: u64,
     pub(super) time: Duration,
 }
 
-/// Runs worlds on all processors until `effort` was made in each climate; or one breaks, then says how.
-pub(super) fn search(seed: u64, effort: Effort) -> Result<[(Climate, Figures); 3], String> {
+/// Runs worlds on all processors until `effort` was made in each climate, or in one; or one breaks, then says how.
+pub(super) fn search(
+    seed: u64,
+    only: Option<Climate>,
+    effort: Effort,
+) -> Result<Vec<(Climate, Figures)>, String> {
     // Most of the effort goes to what the promises cover.
-    let shares = [10, 75, 15];
-    let mut found = Climate::ALL.map(|climate| (climate, Figures::default()));
-    for ((climate, figures), share) in found.iter_mut().zip(shares) {
-        let effort = Effort { leases: effort.leases * share / 100, time: effort.time * share as u32 / 100 };
-        *figures = search_climate(seed, *climate, effort)?;
-    }
-    Ok(found)
+    let shares = [10, 45, 10, 35];
+    let climates = Climate::ALL.into_iter().zip(shares);
+    let wanted = climates.filter(|(climate, _)| only.is_none_or(|only| only == *climate));
+    let found = wanted.map(|(climate, share)| {
+        let share = if only.is_some() { 100 } else { share };
+        let failovers = if climate == Climate::Failover { effort.failovers } else { 0 };
+        let (leases, time) = (effort.leases * share / 100, effort.time * share as u32 / 100);
+        Ok((climate, search_climate(seed, climate, Effort { leases, failovers, time })?))
+    });
+    found.collect()
 }
 
 fn search_climate(seed: u64, climate: Climate, effort: Effort) -> Result<Figures, String> {
@@ -45,7 +54,9 @@ fn search_climate(seed: u64, climate: Climate, effort: Effort) -> Result<Figures
             if verdict.broken.is_some() {
                 broken.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(world);
             }
-            let done = total.leases >= effort.leases && begun.elapsed() >= effort.time;
+            let done = total.leases >= effort.leases
+                && total.failovers >= effort.failovers
+                && begun.elapsed() >= effort.time;
             if done || verdict.broken.is_some() {
                 enough.store(true, Ordering::Relaxed);
             }
@@ -58,7 +69,7 @@ fn search_climate(seed: u64, climate: Climate, effort: Effort) -> Result<Figures
     });
     let total = total.into_inner().unwrap_or_else(PoisonError::into_inner);
     match broken.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(world) => Err(report(world, climate)),
+        Some(world) => Err(format!("{}\nfound in the world number {}", report(world, climate), total.worlds)),
         None => Ok(total),
     }
 }

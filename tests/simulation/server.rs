@@ -1,11 +1,11 @@
-//! The server of a world: the scripts' model, on a clock that runs true but may be set.
+//! One server of a world: the scripts' model, on a clock that runs true but may be set.
 
 use std::time::Duration;
 
 use super::plan::{MS, Nanos};
 use crate::election::key::InstanceId;
-use crate::election::store::strict::{Call, Lineage};
-use crate::election::store::{Action, Answer, Class, Clocks, Keys, Lease, Outcome, StoreError};
+use crate::election::store::strict::{Call, HOLD, Lineage, Said};
+use crate::election::store::{Answer, Class, Clocks, Keys, Lease, Outcome, StoreError, Term};
 
 /// What the wall clock says when a world begins, some time in 2026.
 const BEGIN: Nanos = 1_790_000_000_000 * MS;
@@ -17,20 +17,27 @@ pub(super) struct Server {
     pub(super) frozen_until: Nanos,
     /// How many outages are under way; it is up while there is none.
     pub(super) outages: u32,
-    /// Grows with each restart: what was on its way before is lost.
+    /// Grows with each restart, and with each change of its role: what was on its way before is lost.
     pub(super) boot: u64,
     pub(super) refuses: Option<Class>,
     wall: Nanos,
-    lineage: Lineage,
+    /// Which data set it has.
+    pub(super) lineage: Lineage,
+    /// Whether it is a replica: it writes for nobody.
+    pub(super) is_replica: bool,
 }
 
 /// Who has the lease, and the token if the holder keeps one.
 pub(super) type Held = Option<(InstanceId, Option<u64>)>;
 
+pub(super) fn is_parked(holder: &InstanceId) -> bool {
+    holder.as_str().starts_with(HOLD)
+}
+
 /// What is asked of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    Ours(Action),
+    Ours(Call),
     Go(GoAsk),
 }
 
@@ -52,18 +59,13 @@ impl Server {
             refuses: None,
             wall: BEGIN,
             lineage: Lineage::default(),
+            is_replica: false,
         }
     }
 
-    /// Its clocks; Redis' leases end by whole milliseconds of the wall clock.
-    fn clocks(&self, now: Nanos) -> Clocks<'_> {
-        let wall = self.wall + now;
-        Clocks { now: Duration::from_millis(wall / MS), time_us: wall / 1000, lineage: &self.lineage }
-    }
-
-    /// What leases expire by.
+    /// What leases expire by: whole milliseconds of the wall clock.
     pub(super) fn time(&self, now: Nanos) -> Duration {
-        self.clocks(now).now
+        Duration::from_millis((self.wall + now) / MS)
     }
 
     /// Sets the wall clock to a time in microseconds.
@@ -78,7 +80,8 @@ impl Server {
 
     pub(super) fn held(&self) -> Held {
         let lease = self.keys.lease.as_ref()?;
-        let term = self.keys.term.as_ref().filter(|term| term.holder == lease.holder);
+        let is_led = |term: &&Term| term.holder == lease.holder && !is_parked(&lease.holder);
+        let term = self.keys.term.as_ref().filter(is_led);
         Some((lease.holder.clone(), term.map(|term| term.token)))
     }
 
@@ -89,13 +92,13 @@ impl Server {
     }
 
     pub(super) fn expire(&mut self, now: Nanos) {
-        let clock = self.clocks(now).now;
+        let clock = self.time(now);
         self.keys.expire(|end| clock > end);
     }
 
     /// Somebody else writes the lease key.
     pub(super) fn overwrite(&mut self, now: Nanos, lasts: Nanos) {
-        let expires = Some(self.clocks(now).now + Duration::from_nanos(lasts));
+        let expires = Some(self.time(now) + Duration::from_nanos(lasts));
         self.keys.lease = Some(Lease { holder: "somebody else".into(), expires });
     }
 
@@ -105,39 +108,32 @@ impl Server {
         now: Nanos,
         id: &InstanceId,
         ttl: Duration,
-        ask: Ask,
-    ) -> Result<Answer, StoreError> {
-        if let Some(class) = self.refuses {
+        ask: &Ask,
+    ) -> Result<Said, StoreError> {
+        let class = self.refuses.or(self.is_replica.then_some(Class::WrongNode));
+        if let Some(class) = class {
             return Err(StoreError::new(Outcome::Refused, class, "the server refuses"));
         }
         self.expire(now);
-        let wall = self.wall + now;
-        let clocks =
-            Clocks { now: Duration::from_millis(wall / MS), time_us: wall / 1000, lineage: &self.lineage };
+        let time = self.time(now);
         match ask {
-            Ask::Ours(action) => self.keys.execute(id, ttl, &plain(action), clocks).map(|said| said.answer),
+            Ask::Ours(call) => {
+                let time_us = (self.wall + now) / 1000;
+                let clocks = Clocks { now: time, time_us, lineage: &self.lineage };
+                self.keys.execute(id, ttl, call, clocks)
+            }
             Ask::Go(ask) => {
-                let lease = Some(Lease { holder: id.clone(), expires: Some(clocks.now + ttl) });
+                let lease = Some(Lease { holder: id.clone(), expires: Some(time + ttl) });
                 let is_own = self.keys.lease.as_ref().is_some_and(|lease| lease.holder == *id);
                 let done = match ask {
                     GoAsk::Acquire => self.keys.lease.is_none(),
                     GoAsk::Renew | GoAsk::Release => is_own,
                 };
                 if done {
-                    self.keys.lease = if ask == GoAsk::Release { None } else { lease };
+                    self.keys.lease = if *ask == GoAsk::Release { None } else { lease };
                 }
-                Ok(if done { Answer::Released } else { Answer::Vacant })
+                Ok(if done { Answer::Released } else { Answer::Vacant }.into())
             }
         }
-    }
-}
-
-/// What the script of this action is asked without strict.
-fn plain(action: Action) -> Call {
-    match action {
-        Action::Acquire { attempt, floor } => Call::Acquire { attempt, floor, strict: None },
-        Action::Renew { token } => Call::Renew { token, strict: None },
-        Action::Release { token } => Call::Release { token, wake: true },
-        Action::Look => Call::Look,
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod proxy;
 pub(crate) mod replicas;
 pub(crate) mod sentinels;
 pub(crate) mod server;
+pub(crate) mod tls;
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};

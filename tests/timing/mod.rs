@@ -9,3 +9,4 @@ mod lead_work;
 mod slow_network;
 mod stop;
 mod takeover;
+mod tls;

@@ -141,14 +141,15 @@ const ALL: u32 = u32::MAX;
 impl Session for MemorySession {
     fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>> {
         let mut shared = self.store.lock();
+        let now = Instant::now();
         let late = || StoreError::new(Outcome::NotSent, Class::Passing, "there was no time left to begin");
         batch
             .iter()
             .map(|operation| {
                 budget.remaining().ok_or_else(late)?;
                 self.store.connection.check()?;
-                let said = shared.execute(operation, &self.ledger.call(operation));
-                let concluded = self.ledger.conclude(operation, said, &Ok(ALL));
+                let said = shared.execute(operation, &self.ledger.call(operation, now));
+                let concluded = self.ledger.conclude(operation, said, &Ok(ALL), now);
                 match concluded.then {
                     Some(call) => followed(concluded.result, shared.execute(operation, &call)),
                     None => concluded.result,

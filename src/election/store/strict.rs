@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Action, Answer, Class, Operation, Outcome, StoreError};
+use crate::election::clock::Instant;
 
 /// What the value of a parked lease key begins with; the id of the instance that parked it follows.
 pub(crate) const HOLD: &str = "hold/";
@@ -80,7 +81,7 @@ pub(crate) enum Call {
     Settle { lineage: Lineage, longest: Duration },
 }
 
-/// The data set on which the renewal before this one was acknowledged, if it was.
+/// The data set on which the renewals before this one have been acknowledged for the longest ttl, if they have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acknowledged(pub(crate) Option<Lineage>);
 
@@ -128,8 +129,18 @@ impl Wait {
 /// What one session knows of the data sets that its leases are in.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// By lease key: the token and the data set of the last renewal that was acknowledged.
-    renewed: HashMap<String, (u64, Lineage)>,
+    /// By lease key.
+    renewed: HashMap<String, Renewed>,
+}
+
+/// Renewals that were acknowledged one after the other.
+#[derive(Debug)]
+struct Renewed {
+    token: u64,
+    /// The data set that they are in.
+    lineage: Lineage,
+    /// When the first of them was known to be.
+    since: Instant,
 }
 
 /// What an operation has come to, and what is to be asked because of it.
@@ -141,13 +152,16 @@ pub(crate) struct Conclusion {
 
 impl Ledger {
     /// What to ask for this operation.
-    pub(crate) fn call(&self, operation: &Operation) -> Call {
+    pub(crate) fn call(&self, operation: &Operation, now: Instant) -> Call {
         match operation.action {
             Action::Acquire { attempt, floor } => Call::Acquire { attempt, floor, strict: operation.strict },
             Action::Renew { token } => {
-                let strict = operation.strict.map(|_| {
-                    let last = self.renewed.get(operation.group.lease());
-                    Acknowledged(last.filter(|last| last.0 == token).map(|last| last.1.clone()))
+                // The first may have been acknowledged after its lease had ended on an earlier primary, and somebody
+                // else won it there: until that has run out, too, it does not vouch for this data set.
+                let strict = operation.strict.map(|strict| {
+                    let vouches = |last: &&Renewed| last.token == token && now >= last.since + strict.longest;
+                    let last = self.renewed.get(operation.group.lease()).filter(vouches);
+                    Acknowledged(last.map(|last| last.lineage.clone()))
                 });
                 Call::Renew { token, strict }
             }
@@ -156,12 +170,13 @@ impl Ledger {
         }
     }
 
-    /// What the answer means, given how many replicas have acknowledged it.
+    /// What the answer means, given how many replicas have acknowledged it by now.
     pub(crate) fn conclude(
         &mut self,
         operation: &Operation,
         said: Result<Said, StoreError>,
         acknowledged: &Result<u32, StoreError>,
+        now: Instant,
     ) -> Conclusion {
         let just = |result| Conclusion { result, then: None };
         let renewed = self.renewed.remove(operation.group.lease());
@@ -177,7 +192,10 @@ impl Ledger {
             (Answer::Renewed { .. }, Some(error)) => just(Err(error)),
             (Answer::Renewed { .. }, None) => {
                 if let (Action::Renew { token }, Some(lineage)) = (operation.action, &said.lineage) {
-                    self.renewed.insert(operation.group.lease().to_owned(), (token, lineage.clone()));
+                    let goes_on = |last: &Renewed| last.token == token && last.lineage == *lineage;
+                    let since = renewed.filter(goes_on).map_or(now, |last| last.since);
+                    let renewed = Renewed { token, lineage: lineage.clone(), since };
+                    self.renewed.insert(operation.group.lease().to_owned(), renewed);
                 }
                 just(Ok(said.answer.clone()))
             }
@@ -244,6 +262,7 @@ mod tests {
     use crate::election::store::Holding;
 
     const MS: Duration = Duration::from_millis(1);
+    const START: Instant = Instant::from_millis(1_000);
     const WINS: Action = Action::Acquire { attempt: 1, floor: 0 };
     const RENEWS: Action = Action::Renew { token: 7 };
 
@@ -294,7 +313,7 @@ mod tests {
         ] {
             let operation = operation(action, replicas, 5_000 * MS);
             let concluded =
-                Ledger::default().conclude(&operation, said(answer.clone(), "here"), &acknowledged);
+                Ledger::default().conclude(&operation, said(answer.clone(), "here"), &acknowledged, START);
             let undone = matches!(concluded.then, Some(Call::Release { token: 7, wake: false }));
             assert_eq!(undone, !counts && action == WINS, "{action:?} {acknowledged:?}");
             match concluded.result {
@@ -309,24 +328,30 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_acknowledged_is_told_to_the_next_renewal_of_the_same_token() {
+    fn only_what_was_acknowledged_for_the_longest_ttl_is_told_to_the_next_renewal_of_the_same_token() {
         let mut ledger = Ledger::default();
         let renews = |token| operation(Action::Renew { token }, 2, 5_000 * MS);
-        let renewed = || said(Answer::Renewed { left: MS }, "here");
-        let told = |ledger: &Ledger, token| match ledger.call(&renews(token)) {
+        let renewed = |lineage| said(Answer::Renewed { left: MS }, lineage);
+        let at = |millis| START + MS * millis;
+        let told = |ledger: &Ledger, token, millis| match ledger.call(&renews(token), at(millis)) {
             Call::Renew { strict: Some(Acknowledged(lineage)), .. } => lineage,
             call => panic!("{call:?}"),
         };
-        assert_eq!(told(&ledger, 7), None);
-        ledger.conclude(&renews(7), renewed(), &Ok(0));
-        assert_eq!(told(&ledger, 7), None, "nobody acknowledged it");
-        ledger.conclude(&renews(7), renewed(), &Ok(1));
-        assert_eq!(told(&ledger, 7), Some("here".into()));
-        assert_eq!(told(&ledger, 8), None, "another term");
-        ledger.conclude(&operation(Action::Look, 2, MS), Ok(Answer::Vacant.into()), &Ok(0));
-        assert_eq!(told(&ledger, 7), Some("here".into()), "a look is no renewal");
-        ledger.conclude(&renews(7), Err(error()), &Ok(1));
-        assert_eq!(told(&ledger, 7), None, "the last one failed");
+        assert_eq!(told(&ledger, 7, 0), None);
+        ledger.conclude(&renews(7), renewed("here"), &Ok(0), at(0));
+        assert_eq!(told(&ledger, 7, 20_000), None, "nobody acknowledged it");
+        ledger.conclude(&renews(7), renewed("here"), &Ok(1), at(10_000));
+        assert_eq!(told(&ledger, 7, 18_999), None, "what an earlier primary granted may last");
+        ledger.conclude(&renews(7), renewed("here"), &Ok(1), at(15_000));
+        assert_eq!(told(&ledger, 7, 19_000), Some("here".into()));
+        assert_eq!(told(&ledger, 8, 19_000), None, "another term");
+        ledger.conclude(&operation(Action::Look, 2, MS), Ok(Answer::Vacant.into()), &Ok(0), at(19_000));
+        assert_eq!(told(&ledger, 7, 19_000), Some("here".into()), "a look is no renewal");
+        ledger.conclude(&renews(7), renewed("there"), &Ok(1), at(20_000));
+        assert_eq!(told(&ledger, 7, 28_999), None, "another data set");
+        assert_eq!(told(&ledger, 7, 29_000), Some("there".into()));
+        ledger.conclude(&renews(7), Err(error()), &Ok(1), at(29_000));
+        assert_eq!(told(&ledger, 7, 60_000), None, "the last one failed");
     }
 
     #[test]
@@ -345,7 +370,7 @@ mod tests {
         ] {
             let operation = operation(WINS, 2, 5_000 * MS);
             let concluded =
-                Ledger::default().conclude(&operation, said(parked(5 * MS), lineage), &acknowledged);
+                Ledger::default().conclude(&operation, said(parked(5 * MS), lineage), &acknowledged, START);
             assert_eq!(concluded.then, then, "{lineage} {acknowledged:?}");
             match concluded.result {
                 Ok(answer) => assert_eq!(answer, parked(5 * MS), "{lineage} {acknowledged:?}"),

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::super::chance::Chance;
 use super::super::judge::Cause;
-use super::super::plan::{Kind, Weather, millis};
-use super::{Event, SOON, World, passing};
+use super::super::plan::{Kind, Old, Sides, Weather, millis};
+use super::{Event, SOON, World};
 use crate::election::machine::Input;
-use crate::election::store::Outcome;
+use crate::election::store::Keys;
 
 impl<C: Chance> World<'_, C> {
     pub(super) fn fault_begins(&mut self, fault: usize) {
@@ -15,6 +15,7 @@ impl<C: Chance> World<'_, C> {
         let fault_ends = now + self.plan.faults[fault].lasts;
         let kind = self.plan.faults[fault].kind.clone();
         let lasts = fault_ends - now;
+        let primary = self.servers.primary;
         self.judge.figures.faults += 1;
         self.note(|| format!("fault: {kind:?} for {:.3} ms", millis(lasts)));
         self.push_at(fault_ends, Event::End(fault));
@@ -58,32 +59,67 @@ impl<C: Chance> World<'_, C> {
                 let token = (1 << 52) + now;
                 self.tell(who, Input::Wake { token });
             }
-            Kind::Freeze => self.server.frozen_until = self.server.frozen_until.max(fault_ends),
-            Kind::Restart => self.go_down(),
-            Kind::Refuse(class) => self.server.refuses = Some(class),
+            Kind::Freeze => {
+                let server = self.servers.primary();
+                server.frozen_until = server.frozen_until.max(fault_ends);
+            }
+            Kind::Restart => {
+                self.struck[fault] = Some(primary);
+                self.go_down(primary);
+            }
+            Kind::Refuse(class) => {
+                self.struck[fault] = Some(primary);
+                self.servers.primary().refuses = Some(class);
+            }
             Kind::GoCrash => self.go_dies(),
             Kind::GoStop => self.go_stops(),
             Kind::LoseData => {
-                self.go_down();
-                self.judge.term_lost = true;
-                self.serve(Cause::Outside, |server, _| server.keys = Default::default());
+                self.struck[fault] = Some(primary);
+                self.go_down(primary);
+                self.lose(primary, |keys| *keys = Keys::default());
             }
-            Kind::DeleteLease => self.serve(Cause::Outside, |server, _| server.keys.lease = None),
-            Kind::DeleteTerm => {
-                self.judge.term_lost = true;
-                self.serve(Cause::Outside, |server, _| server.keys.term = None);
+            Kind::Rewind(steps) => {
+                self.struck[fault] = Some(primary);
+                self.go_down(primary);
+                let past = self.servers.nodes[primary].past(steps);
+                self.lose(primary, |keys| *keys = past);
             }
-            Kind::Overwrite => self.serve(Cause::Outside, |server, now| server.overwrite(now, lasts)),
+            Kind::Flush => self.lose(primary, |keys| *keys = Keys::default()),
+            Kind::DeleteLease => {
+                self.serve(primary, Cause::Outside, |server, _| server.keys.lease = None);
+            }
+            Kind::DeleteTerm => self.lose(primary, |keys| keys.term = None),
+            Kind::Overwrite => {
+                self.serve(primary, Cause::Outside, |server, now| server.overwrite(now, lasts));
+            }
             Kind::Jump(by) => {
                 self.judge.clock_back |= by < 0;
-                self.serve(Cause::Outside, |server, now| {
+                self.serve(primary, Cause::Outside, |server, now| {
                     server.jump(by);
                     server.expire(now);
                 });
-                if let Some(at) = self.server.lease_ends() {
-                    self.push_at(at.max(now), Event::LeaseEnds);
+                if let Some(at) = self.servers.primary().lease_ends() {
+                    self.push_at(at.max(now), Event::LeaseEnds { node: primary });
                 }
             }
+            Kind::Failover { old, cut, .. } => {
+                if let Some(sides) = cut {
+                    // The old primary is on the far side.
+                    self.servers.cut(fault, Sides { nodes: sides.nodes | 1 << primary, ..sides });
+                }
+                self.fail_over(fault, old);
+            }
+            Kind::Split(sides) => self.servers.cut(fault, sides),
+            Kind::Slow(node, lag) => self.servers.nodes[node].lag = lag,
+            Kind::Empty(node) => {
+                let it = &mut self.servers.nodes[node];
+                if it.follows.is_some() {
+                    it.is_idle = true;
+                    it.link += 1;
+                    it.server.keys = Keys::default();
+                }
+            }
+            Kind::Stray(who, node) => self.instances[who].view = node,
         }
     }
 
@@ -96,13 +132,36 @@ impl<C: Chance> World<'_, C> {
             }
             Kind::Weather(who, _) => self.instances[who].weather = Weather::default(),
             Kind::Deaf(who) => self.tell(who, Input::WakeBack),
-            Kind::Restart | Kind::LoseData => {
-                self.server.outages -= 1;
-                for who in 0..self.instances.len() {
-                    self.tell(who, Input::WakeBack);
+            Kind::Restart | Kind::LoseData | Kind::Rewind(_) => {
+                if let Some(node) = self.struck[fault].take() {
+                    self.come_up(node);
+                    self.rejoin();
                 }
             }
-            Kind::Refuse(_) => self.server.refuses = None,
+            Kind::Refuse(_) => {
+                if let Some(node) = self.struck[fault].take() {
+                    self.servers.nodes[node].server.refuses = None;
+                }
+            }
+            Kind::Failover { old, .. } => {
+                self.servers.heal(fault);
+                if let Some(node) = self.struck[fault].take()
+                    && old != Old::Alive
+                {
+                    self.come_up(node);
+                }
+                self.rejoin();
+            }
+            Kind::Split(_) => {
+                self.servers.heal(fault);
+                self.rejoin();
+            }
+            Kind::Slow(node, _) => self.servers.nodes[node].lag = 0,
+            Kind::Empty(node) => {
+                self.servers.nodes[node].is_idle = false;
+                self.replicate(node);
+            }
+            Kind::Stray(who, _) => self.learn(who),
             Kind::GoCrash | Kind::GoStop => self.go_comes(),
             _ => {}
         }
@@ -116,24 +175,15 @@ impl<C: Chance> World<'_, C> {
     }
 
     pub(super) fn reset(&mut self, who: usize) {
-        let op = self.instances[who].request.map(|request| request.op);
-        if let Some(op) = op {
-            self.answered(who, op, Err(passing(Outcome::Unknown)));
-        }
+        self.fails(who);
         self.tell(who, Input::WakeLost);
         let life = self.instances[who].life;
         self.push(4 * SOON, Event::Turn { who, life, input: Input::WakeBack });
     }
 
-    pub(super) fn go_down(&mut self) {
-        self.server.outages += 1;
-        self.server.boot += 1;
-        for who in 0..self.instances.len() {
-            let op = self.instances[who].request.map(|request| request.op);
-            if let Some(op) = op {
-                self.answered(who, op, Err(passing(Outcome::Unknown)));
-            }
-            self.tell(who, Input::WakeLost);
-        }
+    /// The server has lost something of what it had.
+    fn lose(&mut self, node: usize, what: impl FnOnce(&mut Keys)) {
+        self.judge.term_lost = true;
+        self.serve(node, Cause::Outside, |server, _| what(&mut server.keys));
     }
 }

@@ -7,6 +7,7 @@ use super::super::plan::{Nanos, nanos};
 use super::super::server::{Ask, GoAsk};
 use super::{Event, GO, Packet, SOON, World};
 use crate::election::key::InstanceId;
+use crate::election::store::strict::Said;
 use crate::election::store::{Answer, StoreError};
 
 /// The Go version's instance.
@@ -34,20 +35,21 @@ impl<C: Chance> World<'_, C> {
         let ask = if go.leads { GoAsk::Renew } else { GoAsk::Acquire };
         let pause = if go.leads { nanos(go.ttl) / 2 } else { go.wait };
         let (id, ttl, op) = (go.id.clone(), go.ttl, go.op);
-        if self.server.outages > 0 {
+        if self.servers.primary().outages > 0 {
             go.leads = false;
             let wait = go.wait;
             return self.push(wait, Event::GoTurn { life });
         }
-        let packet = Packet { who: GO, life, op, id, ttl, ask: Ask::Go(ask), reply: Some(SOON) };
-        let boot = self.server.boot;
+        let packet =
+            Packet { who: GO, life, op, id, ttl, ask: Ask::Go(ask), node: 0, wait: None, reply: Some(SOON) };
+        let boot = self.servers.primary().boot;
         self.push(SOON, Event::Arrive { packet, boot });
         self.push(pause, Event::GoTurn { life });
     }
 
-    pub(super) fn go_answered(&mut self, life: u64, result: &Result<Answer, StoreError>) {
+    pub(super) fn go_answered(&mut self, life: u64, result: &Result<Said, StoreError>) {
         let Some(go) = self.go.as_mut().filter(|go| go.alive && go.life == life) else { return };
-        let leads = matches!(result, Ok(Answer::Released));
+        let leads = matches!(result, Ok(Said { answer: Answer::Released, .. }));
         if leads && !go.leads {
             // Its next turn was set for a follower.
             let pause = nanos(go.ttl) / 2;
@@ -70,8 +72,18 @@ impl<C: Chance> World<'_, C> {
     pub(super) fn go_stops(&mut self) {
         let Some(go) = self.go.as_ref().filter(|go| go.alive) else { return };
         let (id, ttl, life, op) = (go.id.clone(), go.ttl, go.life, go.op);
-        let packet = Packet { who: GO, life, op, id, ttl, ask: Ask::Go(GoAsk::Release), reply: None };
-        let boot = self.server.boot;
+        let packet = Packet {
+            who: GO,
+            life,
+            op,
+            id,
+            ttl,
+            ask: Ask::Go(GoAsk::Release),
+            node: 0,
+            wait: None,
+            reply: None,
+        };
+        let boot = self.servers.primary().boot;
         self.push(SOON, Event::Arrive { packet, boot });
         self.go_dies();
     }

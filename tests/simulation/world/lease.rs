@@ -3,23 +3,33 @@
 use super::super::chance::Chance;
 use super::super::judge::Cause;
 use super::super::plan::{Climate, MS, Nanos, nanos};
-use super::super::server::{Held, Server};
+use super::super::server::{Held, Server, is_parked};
 use super::{Event, World};
 use crate::election::event::Reason;
 
 impl<C: Chance> World<'_, C> {
-    /// Does something to the server, and judges what it did to the lease.
-    pub(super) fn serve(&mut self, cause: Cause, act: impl FnOnce(&mut Server, Nanos)) {
-        let (before, end) = (self.server.held(), self.server.lease_ends());
-        act(&mut self.server, self.now);
-        let after = self.server.held();
+    /// Does something to a server, and judges what it did to the lease; its replicas are to do the same.
+    pub(super) fn serve(&mut self, node: usize, cause: Cause, act: impl FnOnce(&mut Server, Nanos)) {
+        let server = &mut self.servers.nodes[node].server;
+        let (keys, before, end) = (server.keys.clone(), server.held(), server.lease_ends());
+        act(server, self.now);
+        let (after, ends, is_changed) = (server.held(), server.lease_ends(), server.keys != keys);
         if before != after {
             self.lease_ended(before, cause, &after);
-            self.lease_won(&after);
+            // A term that data from the past bring back was won long ago.
+            if cause != Cause::Outside || self.plan.climate != Climate::Failover {
+                self.lease_won(&after);
+            }
         }
-        match self.server.lease_ends() {
-            Some(at) if Some(at) != end => self.push_at(at.max(self.now), Event::LeaseEnds),
+        match ends {
+            Some(at) if Some(at) != end => self.push_at(at.max(self.now), Event::LeaseEnds { node }),
             _ => {}
+        }
+        if is_changed && self.servers.nodes[node].follows.is_none() {
+            self.servers.changed(node, keys);
+            for replica in self.servers.replicas_of(node) {
+                self.replicate(replica);
+            }
         }
     }
 
@@ -30,7 +40,8 @@ impl<C: Chance> World<'_, C> {
         if after.is_none() {
             self.judge.vacant_since = Some(now);
         }
-        let Some(token) = token else { return };
+        // Where leases are lost, and there is more than one, who leads is judged, and not by which lease.
+        let Some(token) = token.filter(|_| self.plan.climate != Climate::Failover) else { return };
         let Some(it) = self.instances.iter().find(|it| it.id == holder) else { return };
         let outlives = match it.proof {
             Some(proof) if proof.token == token && it.is_leader(now) => it.real(proof.until) - now,
@@ -56,6 +67,7 @@ impl<C: Chance> World<'_, C> {
         let now = self.now;
         let Some((holder, token)) = after else { return };
         let Some(token) = *token else {
+            self.judge.figures.holds += u64::from(is_parked(holder));
             self.judge.vacant_since = None;
             return;
         };

@@ -4,6 +4,7 @@ mod faults;
 mod go;
 mod lease;
 mod network;
+mod replication;
 mod threads;
 
 use std::cmp::{Ordering, Reverse};
@@ -13,12 +14,15 @@ use std::time::Duration;
 use super::chance::Chance;
 use super::instance::Instance;
 use super::judge::{Cause, Figures, Judge};
-use super::plan::{Nanos, Plan, millis};
-use super::server::{Ask, Server};
+use super::plan::{Climate, Nanos, Plan, millis};
+use super::replicas::Servers;
+use super::server::Ask;
 use crate::election::key::InstanceId;
 use crate::election::machine::Input;
-use crate::election::store::{Answer, Class, Outcome, StoreError};
+use crate::election::store::strict::{Said, Wait};
+use crate::election::store::{Class, Keys, Outcome, StoreError};
 use go::Go;
+use replication::Waiting;
 
 /// The Go instance's number in events; it has a machine of another kind.
 const GO: usize = 99;
@@ -53,11 +57,46 @@ enum Event {
     },
     /// A reply is at the process.
     Reply {
-        who: usize,
-        life: u64,
-        op: u64,
-        result: Result<Answer, StoreError>,
+        packet: Packet,
+        result: Result<Said, StoreError>,
+        acknowledged: u32,
         boot: u64,
+    },
+    /// What a primary has is at a replica.
+    Replicate {
+        to: usize,
+        link: u64,
+        from: usize,
+        boot: u64,
+        offset: u64,
+        keys: Keys,
+    },
+    /// That a replica has it is known to the primary.
+    Acknowledge {
+        to: usize,
+        boot: u64,
+        by: usize,
+        offset: u64,
+    },
+    /// Replicas are no longer waited for.
+    WaitEnds {
+        number: u64,
+    },
+    /// A replica takes the primary's place.
+    Promote {
+        fault: usize,
+    },
+    /// A server is told whom to replicate.
+    Attach {
+        node: usize,
+    },
+    /// An instance finds the primary.
+    Learn {
+        who: usize,
+    },
+    /// A primary that was killed, and replaced meanwhile, comes back as one.
+    ComeBack {
+        fault: usize,
     },
     /// The I/O thread's deadline.
     Timeout {
@@ -72,7 +111,9 @@ enum Event {
         token: u64,
     },
     /// The lease may be over.
-    LeaseEnds,
+    LeaseEnds {
+        node: usize,
+    },
     /// The Go instance does what is due.
     GoTurn {
         life: u64,
@@ -95,6 +136,10 @@ struct Packet {
     id: InstanceId,
     ttl: Duration,
     ask: Ask,
+    /// Where it goes.
+    node: usize,
+    /// How replicas are waited for after it.
+    wait: Option<Wait>,
     /// How long the reply takes; none where it is lost, or nobody waits for it.
     reply: Option<Nanos>,
 }
@@ -132,7 +177,11 @@ pub(super) struct World<'a, C> {
     now: Nanos,
     queue: BinaryHeap<Reverse<Scheduled>>,
     pushed: u64,
-    server: Server,
+    servers: Servers,
+    /// The requests whose replies wait for replicas.
+    waiting: Vec<Waiting>,
+    /// Which server each fault has struck, while it lasts.
+    struck: Vec<Option<usize>>,
     instances: Vec<Instance>,
     go: Option<Go>,
     judge: Judge,
@@ -158,10 +207,12 @@ pub(super) fn run(plan: &Plan, chance: &mut impl Chance, traced: bool) -> Verdic
         now: 0,
         queue: BinaryHeap::new(),
         pushed: 0,
-        server: Server::new(),
+        servers: Servers::new(plan.replicas, if plan.climate == Climate::Failover { 8 } else { 0 }),
+        waiting: Vec::new(),
+        struck: vec![None; plan.faults.len()],
         instances,
         go,
-        judge: Judge::new(plan.climate),
+        judge: Judge::new(plan),
         trace: traced.then(Vec::new),
     };
     world.begin();
@@ -199,6 +250,9 @@ impl<C: Chance> World<'_, C> {
             let Some(Reverse(next)) = self.queue.pop() else { break };
             self.now = next.at;
             self.chance.at(next.at);
+            if self.servers.is_forked() {
+                self.judge.forked_at = next.at;
+            }
             self.happen(next.event);
             if self.judge.broken.is_some() || !self.goes_on() {
                 return false;
@@ -232,10 +286,10 @@ impl<C: Chance> World<'_, C> {
     }
 
     fn goes_on(&mut self) -> bool {
-        let Self { chance, instances, server, queue, judge, now, .. } = self;
+        let Self { chance, instances, servers, waiting, queue, judge, now, .. } = self;
         chance.goes_on(&|out| {
             // Writing to a hash does not fail.
-            _ = write!(out, "{now} {server:?}");
+            _ = write!(out, "{now} {servers:?}{waiting:?}");
             for it in instances.iter() {
                 let tokens = [it.proof.map(|proof| proof.token), it.work.map(|work| work.token)];
                 _ = write!(out, "{it:?}{:?}", tokens.map(|token| token.and_then(|token| judge.ended(token))));
@@ -284,11 +338,26 @@ impl<C: Chance> World<'_, C> {
             }
             Event::Depart { who, life, op } => self.depart(who, life, op),
             Event::Arrive { packet, boot } => self.arrive(packet, boot),
-            Event::Reply { who: GO, life, result, .. } => self.go_answered(life, &result),
-            Event::Reply { who, life, op, result, boot } => self.reply(who, life, op, result, boot),
+            Event::Reply { packet: Packet { who: GO, life, .. }, result, .. } => {
+                self.go_answered(life, &result)
+            }
+            Event::Reply { packet, result, acknowledged, boot } => {
+                self.reply(packet, result, acknowledged, boot);
+            }
+            Event::Replicate { to, link, from, boot, offset, keys } => {
+                self.replicated(to, link, (from, boot), offset, keys);
+            }
+            Event::Acknowledge { to, boot, by, offset } => self.acknowledged(to, boot, by, offset),
+            Event::WaitEnds { number } => self.wait_ends(number),
+            Event::Promote { fault } => self.promote(fault),
+            Event::Attach { node } => self.attach(node),
+            Event::Learn { who } => self.learn(who),
+            Event::ComeBack { fault } => self.come_back(fault),
             Event::Timeout { who, life, op } => self.timeout(who, life, op),
             Event::Returned { who, life, token } => self.returned(who, life, token),
-            Event::LeaseEnds => self.serve(Cause::Expired, |server, now| server.expire(now)),
+            Event::LeaseEnds { node } => {
+                self.serve(node, Cause::Expired, |server, now| server.expire(now));
+            }
             Event::GoTurn { life } => self.go_turn(life),
             Event::Begin(fault) => self.fault_begins(fault),
             Event::End(fault) => self.fault_ends(fault),

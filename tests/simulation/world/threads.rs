@@ -33,6 +33,7 @@ impl<C: Chance> World<'_, C> {
         it.id = id;
         (it.born_at, it.awake_at, it.driver_at, it.told) = (now, now, now, Told::Nothing);
         (it.last_demotion, it.request, it.seen) = (None, None, 0);
+        (it.ledger, it.concluded) = Default::default();
         self.set_alarm(who);
     }
 
@@ -233,10 +234,11 @@ impl<C: Chance> World<'_, C> {
 
     pub(super) fn promoted(&mut self, who: usize, token: u64, until: Instant) -> Option<Input> {
         let now = self.now;
-        self.judge.figures.promotions += 1;
+        self.judge.promoted(now, token);
         for other in (0..self.instances.len()).filter(|other| *other != who) {
-            let both = self.instances[other].is_leader(now) && self.plan.climate != Climate::Outside;
-            self.judge.holds(now, !both, || format!("{who} is promoted while {other} leads"));
+            if self.instances[other].is_leader(now) {
+                self.judge.both(now, || format!("{who} is promoted while {other} leads"));
+            }
         }
         let it = &mut self.instances[who];
         let fits = !matches!(it.told, Told::Promoted(_) | Told::Stopped);
@@ -316,7 +318,7 @@ impl<C: Chance> World<'_, C> {
             let from = proof.since.max(others.since);
             if from < to {
                 let ttl = ttl.max(nanos(other.ttl()));
-                self.judge.overlap(self.now, to - from, ttl);
+                self.judge.overlap(self.now, from, to, ttl);
             }
         }
     }
@@ -329,9 +331,13 @@ impl<C: Chance> World<'_, C> {
         if self.plan.climate == Climate::Calm && !it.leaves_lease {
             // Nothing kept it from giving back what it had, or it says so.
             let asks = it.request.is_some_and(|request| request.action != Action::Look);
-            let lasts =
-                self.server.lease_ends().is_none_or(|at| at > self.now + nanos(it.ttl()) / 100 + 2 * MS);
-            let holds = asks || lasts && self.server.held().is_some_and(|(holder, _)| holder == it.id);
+            let lasts = self
+                .servers
+                .primary()
+                .lease_ends()
+                .is_none_or(|at| at > self.now + nanos(it.ttl()) / 100 + 2 * MS);
+            let holds =
+                asks || lasts && self.servers.primary().held().is_some_and(|(holder, _)| holder == it.id);
             self.judge.holds(self.now, !holds, || format!("instance {who} stops and leaves its lease"));
         }
     }

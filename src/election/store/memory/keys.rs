@@ -141,7 +141,7 @@ impl Keys {
             let parked = match is_known {
                 false => strict.longest,
                 true if self.lease.is_none() && term.holder != *id => {
-                    term.until.unwrap_or_default().saturating_sub(clocks.now).min(term.ttl)
+                    term.until.unwrap_or_default().saturating_sub(clocks.now).min(strict.longest)
                 }
                 true => Duration::ZERO,
             };

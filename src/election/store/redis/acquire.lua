@@ -12,7 +12,7 @@ local strict, hold = longest ~= nil, 'hold/' .. id
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= id then return held(holder) end
 
-local fields = redis.call('HMGET', KEYS[2], 'token', 'holder', 'attempt', 'ttl', 'lineage', 'until', 'replicas')
+local fields = redis.call('HMGET', KEYS[2], 'token', 'holder', 'attempt', 'lineage', 'until', 'replicas')
 local last, of, seen = fields[1] or '0', fields[2], tonumber(fields[3]) or 0
 
 -- An attempt that comes late, after a later one was answered, would begin a term that nobody serves.
@@ -38,10 +38,10 @@ local here, parked = nil, 0
 if strict then
   here = lineage()
   if type(here) == 'table' then return here end
-  if fields[5] ~= here then
+  if fields[4] ~= here then
     parked = tonumber(longest)
   elseif not holder and of ~= id then
-    parked = math.min((tonumber(fields[6]) or 0) - clock, tonumber(fields[4]) or 0)
+    parked = math.min((tonumber(fields[5]) or 0) - clock, tonumber(longest))
   end
 end
 
@@ -58,12 +58,12 @@ local text = function(number) return string.format('%.0f', number) end
 if parked > 0 then
   redis.call('HSET', KEYS[2], 'holder', hold, 'attempt', attempt, 'until', text(clock + parked), 'replicas', replicas)
   redis.call('SET', KEYS[1], hold, 'PX', text(parked))
-  return {'parked', hold, parked, fields[5] ~= here and here or nil}
+  return {'parked', hold, parked, fields[4] ~= here and here or nil}
 end
 redis.call('HSET', KEYS[2], 'token', text(token), 'holder', id, 'since', text(time), 'ttl', ttl, 'attempt', attempt)
 if strict then
   redis.call('HSET', KEYS[2], 'until', text(clock + ttl), 'replicas', replicas)
-elseif fields[7] then
+elseif fields[4] or fields[5] or fields[6] then
   -- What follows an instance that is not strict begins with a hold.
   redis.call('HDEL', KEYS[2], 'lineage', 'until', 'replicas')
 end

@@ -90,6 +90,13 @@ pub(super) fn said(operation: &Operation, call: &Call, reply: &Value) -> Option<
             Some(Said { answer: Answer::Renewed { left }, lineage })
         }
         (Call::Release { .. }, "released", []) => Some(Answer::Released.into()),
+        (Call::Release { .. }, "released", [refused]) => {
+            let (group, why) = (operation.group.name(), shortened(text(refused)?));
+            log::warn!(
+                "group {group:?}: the lease was released, but the followers could not be woken by PUBLISH: {why}"
+            );
+            Some(Answer::Released.into())
+        }
         (Call::Acquire { .. }, "vacant", []) => None,
         (_, "vacant", []) => Some(Answer::Vacant.into()),
         (_, "held", [holder, left, token, replicas @ ..]) => {
@@ -152,6 +159,7 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::election::clock::Instant;
     use crate::election::key::Group;
     use crate::election::store::Action;
     use crate::election::store::strict::{Ledger, Strictness};
@@ -179,14 +187,14 @@ mod tests {
 
     fn read(action: Action, reply: &str) -> Option<Answer> {
         let operation = operation(action);
-        let said = read_as(&operation, &Ledger::default().call(&operation), reply)?;
+        let said = read_as(&operation, &Ledger::default().call(&operation, Instant::now()), reply)?;
         assert_eq!(said.lineage, None, "only strict names one");
         Some(said.answer)
     }
 
     #[test]
     fn the_arguments_are_in_the_order_of_the_scripts() {
-        let call = |operation: Operation| (Ledger::default().call(&operation), operation);
+        let call = |operation: Operation| (Ledger::default().call(&operation, Instant::now()), operation);
         let renewed = Call::Renew { token: 42, strict: Some(Acknowledged(Some("abc".into()))) };
         let taken_back = Call::Release { token: 42, wake: false };
         let settled = Call::Settle { lineage: "abc".into(), longest: Duration::from_millis(7_000) };
@@ -255,6 +263,7 @@ mod tests {
             (RENEWS, "*1\r\n$6\r\nvacant\r\n", Some(Answer::Vacant)),
             (RELEASES, "*1\r\n$6\r\nvacant\r\n", Some(Answer::Vacant)),
             (RELEASES, "*1\r\n$8\r\nreleased\r\n", Some(Answer::Released)),
+            (RELEASES, "*2\r\n$8\r\nreleased\r\n$8\r\nERR no p\r\n", Some(Answer::Released)),
             (Action::Look, "*1\r\n$6\r\nvacant\r\n", Some(Answer::Vacant)),
         ] {
             assert_eq!(read(action, reply), expected, "{action:?} {reply:?}");
@@ -300,7 +309,7 @@ mod tests {
             ),
         ] {
             let operation = strict(action);
-            let said = read_as(&operation, &Ledger::default().call(&operation), reply);
+            let said = read_as(&operation, &Ledger::default().call(&operation, Instant::now()), reply);
             let expected = expected.map(|(answer, lineage)| Said { answer, lineage: lineage.clone() });
             assert_eq!(said, expected, "{action:?} {reply:?}");
         }

@@ -8,6 +8,7 @@ use super::dial::{Dialer, describe};
 use super::url::Address;
 use super::wire::{Broken, Patience, Wire};
 use super::{fault, script};
+use crate::election::clock::Instant;
 use crate::election::store::budget::BellEnd;
 use crate::election::store::strict::{Call, Conclusion, Ledger, Said, Wait, followed};
 use crate::election::store::{Answer, Bell, Budget, Class, Lookups, Operation, Outcome, Session, StoreError};
@@ -52,7 +53,7 @@ impl RedisSession {
 
     /// The connection, if it has stayed as it was left. One that the server closed is no error.
     fn idle_wire(wire: &mut Option<Wire>, dialer: &Dialer) -> Option<Wire> {
-        let wire = wire.take()?;
+        let mut wire = wire.take()?;
         if wire.is_quiet() {
             return Some(wire);
         }
@@ -71,7 +72,9 @@ impl Session for RedisSession {
         if batch.is_empty() {
             return Vec::new();
         }
-        let calls: Vec<_> = batch.iter().map(|operation| (operation, self.ledger.call(operation))).collect();
+        let now = Instant::now();
+        let calls: Vec<_> =
+            batch.iter().map(|operation| (operation, self.ledger.call(operation, now))).collect();
         let request = Request::new(&calls, Wait::of(batch), &self.dialer);
 
         let mut kept = Self::idle_wire(&mut self.wire, &self.dialer);
@@ -105,11 +108,11 @@ impl Session for RedisSession {
         }
 
         let mut replies = request.receive(&mut wire, &self.dialer, &patience);
-        let said = std::mem::take(&mut replies.said);
+        let (said, now) = (std::mem::take(&mut replies.said), Instant::now());
         let mut concluded: Vec<_> = batch
             .iter()
             .zip(said)
-            .map(|(operation, said)| self.ledger.conclude(operation, said, &replies.acknowledged))
+            .map(|(operation, said)| self.ledger.conclude(operation, said, &replies.acknowledged, now))
             .collect();
         replies.keep &= follow(&mut wire, batch, &mut concluded, replies.whole, &self.dialer, &patience);
         // Bytes beyond the last reply are no reply of ours.

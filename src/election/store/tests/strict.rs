@@ -132,7 +132,8 @@ fn on_another_data_set_also_an_own_leftover_is_parked() {
 }
 
 #[test]
-fn a_lease_that_lives_on_in_another_data_set_is_recorded_there_once_a_renewal_has_been_acknowledged() {
+fn a_lease_that_lives_on_in_another_data_set_is_recorded_there_once_its_renewals_were_acknowledged_for_the_longest_ttl()
+ {
     let server = Server::start();
     let mut a = candidate(&server.url(), "a").strict(0);
     a.park();
@@ -145,8 +146,11 @@ fn a_lease_that_lives_on_in_another_data_set_is_recorded_there_once_a_renewal_ha
     let new = lineage(&server);
     assert_ne!(new, old);
     assert!(matches!(a.renew(token), Ok(Answer::Renewed { .. })));
+    assert!(matches!(a.renew(token), Ok(Answer::Renewed { .. })));
     let recorded = server.command(&["HGET", &term, "lineage"]);
-    assert_eq!(recorded.text(), old, "nothing says yet that the replicas of this data set know of it");
+    assert_eq!(recorded.text(), old, "what the old data set granted may last");
+    a.strict = Some(Strictness { replicas: 0, longest: LONGEST });
+    wait(LONGEST);
     assert!(matches!(a.renew(token), Ok(Answer::Renewed { .. })));
     assert_eq!(server.command(&["HGET", &term, "lineage"]).text(), new);
     answers(a.release(token), Answer::Released);
@@ -211,6 +215,20 @@ fn a_lease_that_is_gone_before_its_time_is_waited_out_by_all_but_its_own_instanc
     assert_ne!(server.command(&["HGET", b.group.term(), "until"]).text(), "0", "a reply can be lost");
     answers(b.release(third), Answer::Vacant);
     assert!(a.win() > third);
+}
+
+#[test]
+fn a_hold_whose_key_is_deleted_is_waited_out_by_the_next_one() {
+    let server = Server::start();
+    let (mut a, mut b) = (candidate(&server.url(), "a"), candidate(&server.url(), "b"));
+    b.group = a.group.clone();
+    (a, b) = (a.strict(0).for_long(), b.strict(0).for_long());
+    // There has been no term yet, whose ttl might be recorded.
+    let whole = a.park();
+    server.command(&["DEL", a.group.lease()]);
+    assert!(b.park() > whole / 2, "what is left of the hold");
+    server.command(&["DEL", a.group.lease()]);
+    assert!(a.park() > whole / 2, "the first hold was its own, and no term of its own");
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn a_request_that_is_cut_after_any_byte_does_nothing_and_the_whole_one_sets_the_
     let operation = |action| Operation { ttl: Duration::from_secs(3600), ..operation(action) };
     let acquire = operation(Action::Acquire { attempt: 1, floor: 0 });
     let mut bytes = Vec::new();
-    pack(&acquire, &Ledger::default().call(&acquire), &mut bytes);
+    pack(&acquire, &Ledger::default().call(&acquire, Instant::now()), &mut bytes);
     let send = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(server.address()).expect("the server listens");
         stream.set_read_timeout(Some(CAP)).expect("a timeout");
