@@ -153,9 +153,9 @@ on_versions() {
         status=0
         export REDIS_SERVER=$PWD/$server
         # Of the unit tests those of the stores. The tests wait more than they compute, so many run at once.
-        cargo_test --quiet --lib -- --test-threads=8 --skip machine:: --skip properties:: --skip simulation:: "$@" ||
+        cargo_test --quiet --lib -- --test-threads=4 --skip machine:: --skip properties:: --skip simulation:: "$@" ||
             status=$?
-        cargo_test --quiet --test integration -- --test-threads=8 --skip timing:: --skip chaos:: --skip demo:: \
+        cargo_test --quiet --test integration -- --test-threads=4 --skip timing:: --skip chaos:: --skip demo:: \
             --skip history:: --skip stress:: "$@" || status=$?
         [ "$status" -eq 0 ] || failed+=("${server##*/}")
     done
