@@ -22,8 +22,8 @@ pub(crate) struct Sentinels {
 }
 
 impl Sentinels {
-    /// Starts them all, and waits until the sentinels know everybody. A master that does not answer for 700 ms
-    /// is down.
+    /// Starts them all, and waits until the sentinels know everybody. A master that does not answer for 1.5 s
+    /// is down; of one that was promoted a moment ago, sentinels on a busy machine may hear only after a second.
     pub(crate) fn start() -> Self {
         let servers: Vec<_> = (0..SERVERS).map(|_| Server::with(&ARGS)).collect();
         let port = servers[0].port().to_string();
@@ -33,7 +33,7 @@ impl Sentinels {
         wait_for_replicas(&it.servers[0], 2);
         let lines = format!(
             "sentinel monitor {MASTER} 127.0.0.1 {port} 2\n\
-             sentinel down-after-milliseconds {MASTER} 700\n\
+             sentinel down-after-milliseconds {MASTER} 1500\n\
              sentinel failover-timeout {MASTER} 3000\n\
              sentinel parallel-syncs {MASTER} 2\n"
         );
