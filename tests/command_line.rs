@@ -135,7 +135,7 @@ fn a_bad_url_is_refused_and_its_password_not_shown() {
         ("", "empty"),
         ("hunter2@host", "no scheme"),
         ("http://u:hunter2@host", "scheme"),
-        ("rediss://u:hunter2@host", "TLS"),
+        ("rediss://u:hunter2@", "no host"),
         ("redis-cluster://u:hunter2@host/1", "names a database"),
         ("redis+cluster://u:hunter2@one,", "no host"),
         ("redis://u:hunter2@one:1,two:2", "several hosts"),

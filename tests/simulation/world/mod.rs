@@ -339,7 +339,7 @@ impl<C: Chance> World<'_, C> {
             Event::Depart { who, life, op } => self.depart(who, life, op),
             Event::Arrive { packet, boot } => self.arrive(packet, boot),
             Event::Reply { packet: Packet { who: GO, life, .. }, result, .. } => {
-                self.go_answered(life, &result)
+                self.go_answered(life, &result);
             }
             Event::Reply { packet, result, acknowledged, boot } => {
                 self.reply(packet, result, acknowledged, boot);

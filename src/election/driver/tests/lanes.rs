@@ -14,14 +14,23 @@ struct Spread {
     /// At which node, by its port, a group is.
     truth: Arc<Mutex<HashMap<String, u16>>>,
     learned: Arc<Mutex<HashMap<String, u16>>>,
-    /// The node that does nothing until the sender is dropped, and what says that it was asked.
-    gate: Arc<Mutex<Option<(u16, Sender<()>, Receiver<()>)>>>,
+    gate: Arc<Mutex<Option<Gate>>>,
     /// How many operations have been executed at a node.
     executed: Arc<AtomicUsize>,
     /// No session can be opened with the node of this port.
     refused: Arc<AtomicUsize>,
     /// Held by each session while its thread has it.
     sessions: Arc<()>,
+}
+
+/// Keeps the node of this port from doing anything.
+#[derive(Clone)]
+struct Gate {
+    port: u16,
+    /// Says that it was asked.
+    ask: Sender<()>,
+    /// Disconnects when it may go on.
+    opened: Receiver<()>,
 }
 
 struct SpreadSession {
@@ -78,9 +87,9 @@ impl sealed::Open for Spread {
 
 impl Session for SpreadSession {
     fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>> {
-        let gate = lock(&self.store.gate).clone().filter(|(port, ..)| self.port == Some(*port));
-        if let Some((_, asked, opened)) = gate {
-            asked.send(()).expect("the test");
+        let gate = lock(&self.store.gate).clone().filter(|gate| self.port == Some(gate.port));
+        if let Some(Gate { ask, opened, .. }) = gate {
+            ask.send(()).expect("the test");
             opened.recv().expect_err("nothing is sent");
         }
         let execute = |operation: &Operation| {
@@ -188,7 +197,7 @@ fn what_is_redirected_after_its_election_has_stopped_is_not_sent_any_more() {
     let standings = add_elections(&driver, &store, 2, CAP * 3);
     standings.iter().for_each(|standing| drop(standing.wait(Some(CAP)).expect("leads")));
     let ((ask, asked), (open, opened)) = (bounded(1), bounded(0));
-    *lock(&store.gate) = Some((1, ask, opened));
+    *lock(&store.gate) = Some(Gate { port: 1, ask, opened });
     let (done, looked) = bounded(1);
     driver.commands(0).send(Command::Look { done });
     asked.recv_timeout(CAP).expect("the look is under way");

@@ -132,9 +132,9 @@ impl<T: Clone + Send + Sync + 'static> Aside<T> {
         Ok(under_way)
     }
 
-    /// Whether a call runs, or its answer was not taken note of.
+    /// Whether a call runs that has not answered.
     pub(super) fn is_under_way(&self) -> bool {
-        self.state().under_way.is_some()
+        self.state().under_way.as_ref().is_some_and(|call| call.answer.get().is_none())
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {

@@ -90,9 +90,9 @@ impl Names {
             let idle =
                 lookups.iter().find(|(_, lookup)| !lookup.is_under_way()).map(|(name, _)| name.clone());
             let Some(idle) = idle else {
-                let message =
-                    format!("looking up the name {host} failed: too many others are being looked up");
-                return Err(StoreError::new(Outcome::NotSent, Class::Passing, message));
+                let error = io::Error::other("too many names are being looked up");
+                let message = format!("looking up the name {host} failed");
+                return Err(StoreError::new(Outcome::NotSent, Class::Passing, message).with_source(error));
             };
             lookups.remove(&idle);
         }
