@@ -376,7 +376,7 @@ fn a_function_for_credentials_that_has_given_none_yet_is_an_error_that_may_pass(
     ];
     for (part, give) in cases {
         let store = RedisStore::open(&server.url()).expect("a good url").with_credentials(give);
-        let elector = Elector::builder(store, unique_group("none")).ttl(300 * MS).wait(100 * MS).start();
+        let elector = Elector::builder(store, unique_group("none")).ttl(2000 * MS).wait(100 * MS).start();
         let elector = elector.expect("good options");
         let error = elector.on_error().recv_timeout(CAP).expect("it is told");
         let chain = error.to_chain();

@@ -1,5 +1,6 @@
 //! Tests that measure time. Each runs alone.
 
+mod failover;
 mod faults;
 mod group;
 mod handover;
