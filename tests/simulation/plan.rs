@@ -180,7 +180,7 @@ impl Plan {
         let instances: Vec<_> = (0..count)
             .map(|_| Settings {
                 // Most groups have one timing; where they differ, nothing may depend on it.
-                timing: match dice.below(4) {
+                timing: match dice.below(if fails_over { 2 } else { 4 }) {
                     0 => {
                         let ttl = *dice.pick(&[ttl, most]);
                         draw_timing(dice, ttl, strict)

@@ -31,7 +31,7 @@ pub(super) struct Node {
     pub(super) follows: Option<usize>,
     /// Which replacement made it, or the one that it follows, the primary. It never goes back to an earlier one.
     epoch: u32,
-    /// Counts whom it has been attached to; what comes over an earlier attachment is void.
+    /// Counts whom it has been attached to, and its own reigns; what comes over an earlier attachment is void.
     pub(super) link: u64,
     /// When the last of what is on its way to it arrives: it arrives in order.
     pub(super) busy_until: Nanos,
@@ -105,7 +105,6 @@ impl Servers {
         let it = &mut self.nodes[node];
         (it.follows, it.epoch, it.is_idle) = (Some(primary), epoch, false);
         it.server.is_replica = true;
-        it.server.boot += 1;
         it.link += 1;
         self.nodes[primary].acknowledged[node] = 0;
         true

@@ -17,7 +17,7 @@ pub(super) struct Server {
     pub(super) frozen_until: Nanos,
     /// How many outages are under way; it is up while there is none.
     pub(super) outages: u32,
-    /// Grows with each restart, and with each change of its role: what was on its way before is lost.
+    /// Grows with each restart, and whenever its connections end: what was on its way before is lost.
     pub(super) boot: u64,
     pub(super) refuses: Option<Class>,
     wall: Nanos,

@@ -67,14 +67,14 @@ enum Event {
         to: usize,
         link: u64,
         from: usize,
-        boot: u64,
+        reign: u64,
         offset: u64,
         keys: Keys,
     },
     /// That a replica has it is known to the primary.
     Acknowledge {
         to: usize,
-        boot: u64,
+        reign: u64,
         by: usize,
         offset: u64,
     },
@@ -344,10 +344,10 @@ impl<C: Chance> World<'_, C> {
             Event::Reply { packet, result, acknowledged, boot } => {
                 self.reply(packet, result, acknowledged, boot);
             }
-            Event::Replicate { to, link, from, boot, offset, keys } => {
-                self.replicated(to, link, (from, boot), offset, keys);
+            Event::Replicate { to, link, from, reign, offset, keys } => {
+                self.replicated(to, link, (from, reign), offset, keys);
             }
-            Event::Acknowledge { to, boot, by, offset } => self.acknowledged(to, boot, by, offset),
+            Event::Acknowledge { to, reign, by, offset } => self.acknowledged(to, reign, by, offset),
             Event::WaitEnds { number } => self.wait_ends(number),
             Event::Promote { fault } => self.promote(fault),
             Event::Attach { node } => self.attach(node),

@@ -14,7 +14,9 @@ pub(super) struct Waiting {
     /// How many there have to be.
     replicas: u32,
     offset: u64,
+    /// Which connection it came over, and in which reign of the primary.
     boot: u64,
+    link: u64,
     packet: Packet,
     result: Result<Said, StoreError>,
 }
@@ -28,14 +30,14 @@ impl<C: Chance> World<'_, C> {
         if it.is_idle || primary.server.outages > 0 || self.servers.is_cut(from, to) {
             return;
         }
-        let (offset, boot, keys) = (primary.offset, primary.server.boot, primary.server.keys.clone());
+        let (offset, reign, keys) = (primary.offset, primary.link, primary.server.keys.clone());
         let at = self.now + self.lag_of(to, offset << 1);
         // Nothing is on its way for long after the last fault.
         let latest = self.plan.quiet_at.max(self.now + MS);
         let it = &mut self.servers.nodes[to];
         it.busy_until = it.busy_until.max(at).min(latest);
         let (at, link) = (it.busy_until, it.link);
-        self.push_at(at, Event::Replicate { to, link, from, boot, offset, keys });
+        self.push_at(at, Event::Replicate { to, link, from, reign, offset, keys });
     }
 
     /// How long something takes between a replica and its primary.
@@ -50,7 +52,7 @@ impl<C: Chance> World<'_, C> {
         &mut self,
         to: usize,
         link: u64,
-        (from, boot): (usize, u64),
+        (from, reign): (usize, u64),
         offset: u64,
         keys: Keys,
     ) {
@@ -61,18 +63,18 @@ impl<C: Chance> World<'_, C> {
         it.server.keys = keys;
         let takes = self.lag_of(to, offset << 1 | 1);
         if !self.servers.is_cut(from, to) {
-            self.push(takes, Event::Acknowledge { to: from, boot, by: to, offset });
+            self.push(takes, Event::Acknowledge { to: from, reign, by: to, offset });
         }
     }
 
-    pub(super) fn acknowledged(&mut self, to: usize, boot: u64, by: usize, offset: u64) {
+    pub(super) fn acknowledged(&mut self, to: usize, reign: u64, by: usize, offset: u64) {
         let primary = &mut self.servers.nodes[to];
-        if primary.server.boot != boot {
+        if primary.link != reign {
             return;
         }
         let thaw = primary.server.frozen_until;
         if self.now < thaw {
-            return self.push_at(thaw, Event::Acknowledge { to, boot, by, offset });
+            return self.push_at(thaw, Event::Acknowledge { to, reign, by, offset });
         }
         primary.acknowledge(by, offset);
         let nodes = &self.servers.nodes;
@@ -85,12 +87,12 @@ impl<C: Chance> World<'_, C> {
     /// A request was executed; its reply may have to wait.
     pub(super) fn await_replicas(&mut self, packet: Packet, result: Result<Said, StoreError>) {
         let node = &self.servers.nodes[packet.node];
-        let (offset, boot) = (node.offset, node.server.boot);
+        let (offset, boot, link) = (node.offset, node.server.boot, node.link);
         let number = self.pushed;
         let Some(wait) = packet.wait.filter(|_| result.is_ok() && packet.reply.is_some()) else {
             return self.send_reply(packet, result, 0);
         };
-        let waiting = Waiting { number, replicas: wait.replicas, offset, boot, packet, result };
+        let waiting = Waiting { number, replicas: wait.replicas, offset, boot, link, packet, result };
         if node.count(offset, waiting.packet.node) >= wait.replicas {
             return self.waited(waiting);
         }
@@ -108,10 +110,11 @@ impl<C: Chance> World<'_, C> {
         self.waited(waiting);
     }
 
-    fn waited(&mut self, Waiting { boot, offset, packet, result, .. }: Waiting) {
+    fn waited(&mut self, Waiting { boot, link, offset, packet, result, .. }: Waiting) {
         let node = &self.servers.nodes[packet.node];
         if node.server.boot == boot {
-            let count = node.count(offset, packet.node);
+            // A primary that has become a replica ends the wait.
+            let count = if node.link == link { node.count(offset, packet.node) } else { 0 };
             self.note(|| format!("server {}: {count} replicas have what {} asked", packet.node, packet.who));
             self.send_reply(packet, result, count);
         }
@@ -184,7 +187,6 @@ impl<C: Chance> World<'_, C> {
         self.judge.figures.failovers += 1;
         self.note(|| format!("server {chosen} becomes the primary"));
         self.servers.promote(chosen);
-        self.disconnect(chosen);
         self.serve(chosen, super::Cause::Expired, |server, now| server.expire(now));
         let plan = &self.plan.faults[fault];
         let rest = (plan.at + plan.lasts).saturating_sub(self.now);
@@ -215,7 +217,10 @@ impl<C: Chance> World<'_, C> {
         if self.servers.attach(node) {
             let primary = self.servers.primary;
             self.note(|| format!("server {node} follows {primary}"));
-            self.disconnect(node);
+            // Sentinels end the connections of a server that becomes a replica; the server itself does not.
+            if !self.chance.survives(SERVERS + node, self.servers.nodes[node].link) {
+                self.disconnect(node);
+            }
             self.replicate(node);
         }
     }
@@ -248,3 +253,5 @@ impl<C: Chance> World<'_, C> {
 const PROMOTION: usize = 100;
 const RETURN: usize = 101;
 const INSTANCES: usize = 110;
+/// Where the numbers of servers begin among those of instances.
+const SERVERS: usize = 50;
