@@ -14,7 +14,7 @@
 //! - **Every wait has a bound**, [`stop`](election::Elector::stop) included.
 //!
 //! It does not promise that work in flight has ended when the term ends (give the token to the resource),
-//! nor one leader on a Redis that loses its data. The README has the bounds.
+//! nor, unless the group is [strict](election::Strict), one leader on a Redis that loses its data. The README has the bounds.
 //!
 //! # Example
 //!
@@ -48,6 +48,7 @@
 //! |---|---|---|
 //! | `tr-driver` | decides, keeps time, sends events; never does I/O, runs no code of the user's but the logger | with [`stop`](election::Elector::stop) or the drop of the elector |
 //! | `tr-io` | talks to the store, one operation at a time, each within its limit | before `tr-driver` |
+//! | `tr-io-PORT` | the same with one node of a cluster, for each that a group of this elector is on | before `tr-driver`, or when no group is on that node any more |
 //! | `tr-io-` and a port | the same with the node of a cluster that has the group's lease | the same, or when another node has it |
 //! | `tr-wake` | listens for releases by other instances, on a connection of its own | before `tr-driver` |
 //! | `tr-hooks` | calls the [hooks](election::Builder::on_promote), if there are any | when the last hook has returned |
@@ -71,7 +72,7 @@
 //! | level | what |
 //! |---|---|
 //! | error | a thread of an elector has died |
-//! | warn | a demotion that nobody asked for; a panic of a hook or of the lead work; a dropped elector that could not stop cleanly; a token far ahead of the store's time; a server whose role is not known |
+//! | warn | a demotion that nobody asked for; a panic of a hook or of the lead work; a dropped elector that could not stop cleanly; a token far ahead of the store's time; a server whose role is not known; followers that could not be woken |
 //! | info | promoted, and demoted on request |
 //! | debug | failed attempts, reconnects, another leader |
 //! | trace | each operation |
@@ -81,6 +82,7 @@
 //!
 //! # Features
 //!
+//! - `tls`: connections with TLS, as by `rediss://` URLs. With rustls and ring.
 //! - `cli`: the command line, `taskrunner`. It is of no use to a program that depends on the library.
 //!
 //! # Versioning
