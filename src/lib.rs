@@ -48,19 +48,20 @@
 //! |---|---|---|
 //! | `tr-driver` | decides, keeps time, sends events; never does I/O, runs no code of the user's but the logger | with [`stop`](election::Elector::stop) or the drop of the elector |
 //! | `tr-io` | talks to the store, one operation at a time, each within its limit | before `tr-driver` |
-//! | `tr-io-PORT` | the same with one node of a cluster, for each that a group of this elector is on | before `tr-driver`, or when no group is on that node any more |
 //! | `tr-io-` and a port | the same with the node of a cluster that has the group's lease | the same, or when another node has it |
 //! | `tr-wake` | listens for releases by other instances, on a connection of its own | before `tr-driver` |
 //! | `tr-hooks` | calls the [hooks](election::Builder::on_promote), if there are any | when the last hook has returned |
 //! | `tr-lead` | runs the [lead work](election::Builder::lead), in each term | when the work returns |
 //! | `tr-lookup` | one look-up of a server's name, for each connection that is dialled | with the look-up, which nothing can end earlier |
+//! | `tr-credentials` | one call of the [closure for credentials](election::RedisStore::with_credentials), for each connection that is dialled | with the call |
 //!
 //! If `tr-driver` or a `tr-io` panics, the elector leads no more, every waiting call returns
 //! [`Dead`](election::ErrorKind::Dead), and all channels disconnect.
 //!
 //! # Limitations
 //!
-//! - TLS is not supported yet.
+//! - A Redis that loses its data can have two leaders for up to a ttl, unless the group is
+//!   [strict](election::Strict).
 //! - After a fork both processes hold the same proof until its deadline; start electors after it.
 //! - After a suspend of the machine events may come one sleep of the driver late. The proof is never late
 //!   where the clock counts the suspend: on Linux (`CLOCK_BOOTTIME`) and macOS.
@@ -92,8 +93,8 @@
 
 pub mod election;
 
-/// The examples of the README are compiled and run as tests of the documentation.
-#[cfg(doctest)]
+/// The examples of the README are compiled and run as tests of the documentation; one of them needs TLS.
+#[cfg(all(doctest, feature = "tls"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 

@@ -62,7 +62,7 @@ use url::{Address, SENTINEL_PORT, Target, Url, bad};
 /// ```
 ///
 /// and `+select` for a database other than 0, `+info +wait` for [strict](crate::election::Strict). A right that is
-/// missing is told by an error of kind [`Configuration`](super::super::ErrorKind::Configuration) each time it is in
+/// missing is told by an error of kind [`Configuration`](crate::election::ErrorKind::Configuration) each time it is in
 /// the way; without `publish` and `subscribe` elections go on, but followers learn of a release only when the lease
 /// would have ended.
 ///
@@ -121,7 +121,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// A [`Configuration`](super::super::ErrorKind::Configuration) error if the URL is not one of these.
+    /// A [`Configuration`](crate::election::ErrorKind::Configuration) error if the URL is not one of these.
     /// It says what is wrong with it and repeats none of it, for it may hold a password.
     pub fn open(url: &str) -> Result<Self, Error> {
         match Url::parse(url)? {

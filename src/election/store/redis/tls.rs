@@ -50,7 +50,7 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// A [`Configuration`](super::super::ErrorKind::Configuration) error if there is no certificate in it,
+    /// A [`Configuration`](crate::election::ErrorKind::Configuration) error if there is no certificate in it,
     /// or one that cannot be read.
     pub fn with_ca(mut self, pem: impl AsRef<[u8]>) -> Result<Self, Error> {
         const WHAT: &str = "the certificate authority";
@@ -68,7 +68,7 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// A [`Configuration`](super::super::ErrorKind::Configuration) error if one of them is missing or cannot be
+    /// A [`Configuration`](crate::election::ErrorKind::Configuration) error if one of them is missing or cannot be
     /// read (a key that is protected by a password cannot), or if the key is not the certificate's. It repeats
     /// nothing of the key.
     pub fn with_client_certificate(
