@@ -14,7 +14,7 @@
 //! - **Every wait has a bound**, [`stop`](election::Elector::stop) included.
 //!
 //! It does not promise that work in flight has ended when the term ends (give the token to the resource),
-//! nor one leader on a Redis that loses its data. The README has the bounds.
+//! nor, unless the group is [strict](election::Strict), one leader on a Redis that loses its data. The README has the bounds.
 //!
 //! # Example
 //!
@@ -48,17 +48,20 @@
 //! |---|---|---|
 //! | `tr-driver` | decides, keeps time, sends events; never does I/O, runs no code of the user's but the logger | with [`stop`](election::Elector::stop) or the drop of the elector |
 //! | `tr-io` | talks to the store, one operation at a time, each within its limit | before `tr-driver` |
+//! | `tr-io-` and a port | the same with the node of a cluster that has the group's lease | the same, or when another node has it |
 //! | `tr-wake` | listens for releases by other instances, on a connection of its own | before `tr-driver` |
 //! | `tr-hooks` | calls the [hooks](election::Builder::on_promote), if there are any | when the last hook has returned |
 //! | `tr-lead` | runs the [lead work](election::Builder::lead), in each term | when the work returns |
-//! | `tr-lookup` | one look-up of the server's name, for each connection that is dialled | with the look-up, which nothing can end earlier |
+//! | `tr-lookup` | one look-up of a server's name, for each connection that is dialled | with the look-up, which nothing can end earlier |
+//! | `tr-credentials` | one call of the [closure for credentials](election::RedisStore::with_credentials), for each connection that is dialled | with the call |
 //!
-//! If `tr-driver` or `tr-io` panics, the elector leads no more, every waiting call returns
+//! If `tr-driver` or a `tr-io` panics, the elector leads no more, every waiting call returns
 //! [`Dead`](election::ErrorKind::Dead), and all channels disconnect.
 //!
 //! # Limitations
 //!
-//! - One server: TLS, Redis Cluster and Sentinel are not supported yet.
+//! - A Redis that loses its data can have two leaders for up to a ttl, unless the group is
+//!   [strict](election::Strict).
 //! - After a fork both processes hold the same proof until its deadline; start electors after it.
 //! - After a suspend of the machine events may come one sleep of the driver late. The proof is never late
 //!   where the clock counts the suspend: on Linux (`CLOCK_BOOTTIME`) and macOS.
@@ -70,7 +73,7 @@
 //! | level | what |
 //! |---|---|
 //! | error | a thread of an elector has died |
-//! | warn | a demotion that nobody asked for; a panic of a hook or of the lead work; a dropped elector that could not stop cleanly; a token far ahead of the store's time; a server whose role is not known |
+//! | warn | a demotion that nobody asked for; a panic of a hook or of the lead work; a dropped elector that could not stop cleanly; a token far ahead of the store's time; a server whose role is not known; followers that could not be woken |
 //! | info | promoted, and demoted on request |
 //! | debug | failed attempts, reconnects, another leader |
 //! | trace | each operation |
@@ -80,6 +83,7 @@
 //!
 //! # Features
 //!
+//! - `tls`: connections with TLS, as by `rediss://` URLs. With rustls and ring.
 //! - `cli`: the command line, `taskrunner`. It is of no use to a program that depends on the library.
 //!
 //! # Versioning
@@ -89,8 +93,8 @@
 
 pub mod election;
 
-/// The examples of the README are compiled and run as tests of the documentation.
-#[cfg(doctest)]
+/// The examples of the README are compiled and run as tests of the documentation; one of them needs TLS.
+#[cfg(all(doctest, feature = "tls"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 

@@ -1,6 +1,8 @@
 //! The harness's own tests: a fault that is none, or a judge that never finds anything, would make every other
 //! test pass.
 
+mod topologies;
+
 use std::fmt::Debug;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};

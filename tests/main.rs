@@ -5,6 +5,7 @@
 
 mod support;
 
+mod acl;
 mod chaos;
 mod command_line;
 mod demo;
@@ -19,4 +20,5 @@ mod resources;
 mod stress;
 mod strict;
 mod timing;
+mod tls;
 mod wakes;

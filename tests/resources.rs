@@ -50,7 +50,8 @@ fn expect_flat(what: &str, cycles: usize, mut cycle: impl FnMut()) {
     (0..cycles).for_each(|_| cycle());
     let took = from.elapsed();
     let after = eventually(CAP, || match count() {
-        now if now == before => Ok(now),
+        // Something of the first ones may have been ending still.
+        now if now.0 <= before.0 && now.1 <= before.1 => Ok(now),
         now => Err(format!("{what}: {now:?} threads and descriptors, {before:?} before")),
     });
     let grown = rss_kb(process::id()).saturating_sub(memory);

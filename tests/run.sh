@@ -2,12 +2,15 @@
 # Runs every test of the crate, and first finds a Redis or Valkey server for them, or installs one. The searches
 # that take minutes have scripts of their own: simulate.sh, models.sh, chaos.sh and mutations.sh.
 #
-#   tests/run.sh            every test
-#   tests/run.sh FILTER...  those whose path contains one of the filters
+#   tests/run.sh                        every test
+#   tests/run.sh FILTER...              those whose path contains one of the filters
+#   tests/run.sh --versions [FILTER...] of those the ones that talk to a server and neither measure time nor take
+#                                       minutes, on each version that tests/servers.sh has
 #
 # The server is $REDIS_SERVER if that is set, else redis-server or valkey-server from the PATH, else what the
 # system's package manager has. Each test starts servers of its own; none that runs already is used.
-# Exit status: 0 if all tests pass, 2 if they could not be run for lack of a server or of cargo.
+# Exit status: 0 if all tests pass, 2 if they could not be run for lack of a server or of cargo, or of a way to fetch
+# the servers of --versions.
 
 set -euo pipefail
 
@@ -133,6 +136,42 @@ install_server() {
     fi
 }
 
+cargo_test() { cargo test --all-features "$@"; }
+
+# Runs the tests on each of the other versions, and names those on which one fails.
+on_versions() {
+    local dir=target/servers server status failed=()
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    have cargo || fail "no cargo on the PATH; see https://rustup.rs"
+    tests/servers.sh "$dir" || fail "--versions needs the servers of tests/servers.sh, which failed ($?)"
+    say "building"
+    cargo_test --lib --test integration --no-run
+    # They have no TLS.
+    export TASKRUNNER_TESTS_WITHOUT_TLS=1
+    for server in "$dir"/*; do
+        say "server: $server"
+        status=0
+        export REDIS_SERVER=$PWD/$server
+        # Of the unit tests those of the stores. The tests wait more than they compute, so many run at once.
+        cargo_test --quiet --lib -- --test-threads=4 --skip machine:: --skip properties:: --skip simulation:: "$@" ||
+            status=$?
+        cargo_test --quiet --test integration -- --test-threads=4 --skip timing:: --skip chaos:: --skip demo:: \
+            --skip history:: --skip stress:: --skip resources::soak "$@" || status=$?
+        [ "$status" -eq 0 ] || failed+=("${server##*/}")
+    done
+    [ "${#failed[@]}" -eq 0 ] || {
+        say "failed on: ${failed[*]}"
+        exit 1
+    }
+    say "all tests passed on every version"
+}
+
+if [ "${1:-}" = --versions ]; then
+    shift
+    on_versions "$@"
+    exit
+fi
+
 if [ -n "${REDIS_SERVER:-}" ]; then
     server=$(find_program "$REDIS_SERVER") || fail "REDIS_SERVER is $REDIS_SERVER, which cannot be run"
 elif ! server=$(find_program redis-server valkey-server); then
@@ -158,8 +197,6 @@ say "server: $server ($version)"
 # The caller's directory counts for a relative REDIS_SERVER only.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 have cargo || fail "no cargo on the PATH; see https://rustup.rs"
-
-cargo_test() { cargo test --all-features "$@"; }
 
 say "building"
 cargo_test --no-run

@@ -27,4 +27,6 @@ pub use event::{Demotion, Event, Leader, Reason};
 pub use leadership::Leadership;
 pub use options::{RenewError, Strict};
 pub use status::{Counters, Inspection, Role, Status, inspect};
-pub use store::{LeaseStore, MemoryStore, RedisStore, Switch};
+#[cfg(feature = "tls")]
+pub use store::Tls;
+pub use store::{Credentials, LeaseStore, MemoryStore, RedisStore, Switch};

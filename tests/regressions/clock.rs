@@ -63,7 +63,8 @@ fn a_lease_that_the_servers_clock_ended_early_is_lost_at_the_next_renewal_and_no
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).expect("a directory of the crate") {
         let path = entry.expect("an entry of it").path();
-        if path.is_dir() {
+        // Unit tests may measure with any clock how long something took.
+        if path.is_dir() && !path.ends_with("tests") {
             sources(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);

@@ -185,15 +185,19 @@ fn one_thread_starts_another_stops_and_a_third_drops() {
 #[test]
 fn after_work_that_panics_another_instance_leads_and_then_this_one_again() {
     let store = MemoryStore::new();
-    let elector = Elector::builder(store.clone(), "group").ttl(CAP * 4).wait(200 * MS);
+    let elector = Elector::builder(store.clone(), "group").ttl(CAP * 4).wait(1000 * MS);
     let elector = elector.start().expect("good options");
-    let other = Elector::builder(store, "group").ttl(CAP * 4).wait(CAP * 4).start().expect("good options");
-    // Whoever is first: the other one gives it up for good.
-    if other.wait_for_leadership(50 * MS).is_ok() {
-        other.step_down(MS).expect("the memory answers");
-    }
-    let outcome = catch_unwind(AssertUnwindSafe(|| elector.run(|_| panic_any("as planned"))));
+    let mut other = None;
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        elector.run(|_| {
+            // It asks long before this one does again.
+            let builder = Elector::builder(store.clone(), "group").ttl(CAP * 4).wait(10 * MS);
+            other = Some(builder.start().expect("good options"));
+            panic_any("as planned");
+        })
+    }));
     assert_eq!(outcome.expect_err("it goes through").downcast_ref(), Some(&"as planned"));
+    let other = other.expect("the work has begun");
     let first = leads(&other);
     other.stop().expect("the memory answers");
     let mut token = 0;

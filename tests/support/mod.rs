@@ -4,12 +4,16 @@
 
 pub(crate) mod campaign;
 pub(crate) mod cases;
+pub(crate) mod cluster;
 pub(crate) mod history;
 pub(crate) mod hostile;
 pub(crate) mod own_process;
 pub(crate) mod process;
 pub(crate) mod proxy;
+pub(crate) mod replicas;
+pub(crate) mod sentinels;
 pub(crate) mod server;
+pub(crate) mod tls;
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,9 +21,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use campaign::{Campaign, Line};
+pub(crate) use cluster::Cluster;
 pub(crate) use history::History;
 pub(crate) use own_process::{in_own_process, in_own_process_within};
 pub(crate) use proxy::{Flow, Proxy};
+pub(crate) use replicas::Replicas;
+pub(crate) use sentinels::Sentinels;
 pub(crate) use server::{Admin, Reply, Server};
 
 /// A group that no other test and no other run has.

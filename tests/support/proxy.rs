@@ -176,6 +176,11 @@ impl Proxy {
         self.request(|settings| settings.refuse = refuse);
     }
 
+    /// Connects to another address from now on. Connections that exist are not touched.
+    pub(crate) fn retarget(&self, target: SocketAddr) {
+        self.request(|settings| settings.target = Some(target));
+    }
+
     /// What has come until now: also bytes and connections that the proxy had not looked at before.
     pub(crate) fn traffic(&self) -> Traffic {
         self.request(|_| {})
@@ -240,13 +245,15 @@ struct Settings {
     to_server: Flow,
     to_client: Flow,
     refuse: bool,
+    /// Where to connect to instead of where the proxy was made for.
+    target: Option<SocketAddr>,
     /// How to end the connections that exist; done once.
     end: Option<End>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { to_server: Flow::Pass, to_client: Flow::Pass, refuse: false, end: None }
+        Self { to_server: Flow::Pass, to_client: Flow::Pass, refuse: false, target: None, end: None }
     }
 }
 
@@ -427,7 +434,8 @@ impl Pump {
             client.set_nonblocking(true).expect("a socket can be non-blocking");
             client.set_nodelay(true).ok(); // A client that is gone already is noticed when it is read.
             // Connecting must not hold up the others: a server's backlog may be full.
-            let server = stream_socket(self.target).map(TcpStream::from).expect("a socket can be made");
+            let target = self.settings.target.unwrap_or(self.target);
+            let server = stream_socket(target).map(TcpStream::from).expect("a socket can be made");
             server.set_nonblocking(true).expect("a socket can be non-blocking");
             let mut connection = Connection {
                 client,
@@ -436,7 +444,7 @@ impl Pump {
                 to_server: Pipe::default(),
                 to_client: Pipe::default(),
             };
-            match connect(&connection.server, &self.target) {
+            match connect(&connection.server, &target) {
                 Ok(()) | Err(Errno::INPROGRESS) => {}
                 Err(_) => connection.fail(),
             }

@@ -30,6 +30,9 @@ const CAP: Duration = Duration::from_secs(30);
 /// How long [`Admin`] waits for a reply unless it is told otherwise.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The name of a server's configuration file, if it has one.
+const CONFIGURATION: &str = "server.conf";
+
 /// How often a start is tried on another port.
 const PORTS: u32 = 20;
 
@@ -51,12 +54,20 @@ impl Server {
 
     /// Starts a server with more arguments, as on its command line: `&["--maxmemory", "2mb"]`.
     pub(crate) fn with(args: &[&str]) -> Self {
-        let mut server = Self {
-            dir: temp_dir(),
-            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
-            port: 0,
-            child: None,
-        };
+        Self::in_dir(temp_dir(), args)
+    }
+
+    /// As [`with`](Self::with), with a configuration file of these lines, which the server may rewrite: a
+    /// sentinel does not start without one.
+    pub(crate) fn configured(lines: &str, args: &[&str]) -> Self {
+        let dir = temp_dir();
+        fs::write(dir.path().join(CONFIGURATION), lines).expect("the server's directory is writable");
+        Self::in_dir(dir, args)
+    }
+
+    fn in_dir(dir: TempDir, args: &[&str]) -> Self {
+        let mut server =
+            Self { dir, args: args.iter().map(|arg| (*arg).to_owned()).collect(), port: 0, child: None };
         for _ in 0..PORTS {
             server.port = free_port();
             match server.spawn() {
@@ -168,7 +179,10 @@ impl Server {
         let mut child = None;
         for binary in binaries() {
             let mut command = Command::new(&binary);
+            // A file must come before all else.
+            let configuration = self.dir.path().join(CONFIGURATION);
             command
+                .args(configuration.exists().then_some(configuration))
                 .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
                 .arg("--unixsocket")
                 .arg(self.socket())

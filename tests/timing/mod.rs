@@ -1,5 +1,6 @@
 //! Tests that measure time. Each runs alone.
 
+mod failover;
 mod faults;
 mod group;
 mod handover;
@@ -8,3 +9,4 @@ mod lead_work;
 mod slow_network;
 mod stop;
 mod takeover;
+mod tls;

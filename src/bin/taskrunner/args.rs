@@ -1,10 +1,11 @@
 //! What can be written on the command line.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use taskrunner::election::RenewError;
+use taskrunner::election::{RedisStore, RenewError, Tls};
 
 use crate::lines::Format;
 
@@ -57,7 +58,7 @@ Exit status:
   2  an option or the URL was refused";
 
 const REDIS_HELP: &str = "\
-The Redis server: redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], or unix:///PATH for a socket
+The Redis server: redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// for TLS, or unix:///PATH for a socket
 
 A command line can be read by every user of the machine; a URL with a password better stands in REDIS_URL.";
 
@@ -80,6 +81,49 @@ pub(crate) struct Target {
         default_value = "redis://127.0.0.1:6379"
     )]
     pub(crate) redis: String,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsFiles,
+}
+
+/// What a connection with TLS needs besides its URL.
+#[derive(clap::Args)]
+pub(crate) struct TlsFiles {
+    /// Trust the certificate authorities in this PEM file, and not those of the system; turns TLS on
+    #[arg(long = "tls-ca", value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+
+    /// Show the server the certificate in this PEM file; turns TLS on
+    #[arg(long = "tls-cert", value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+
+    /// The private key of that certificate, a PEM file
+    #[arg(long = "tls-key", value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+}
+
+impl Target {
+    /// The store that these options name; or what is wrong with them, in one line.
+    pub(crate) fn store(&self) -> Result<RedisStore, String> {
+        let store = RedisStore::open(&self.redis).map_err(|error| error.to_chain())?;
+        let TlsFiles { ca, cert, key } = &self.tls;
+        if ca.is_none() && cert.is_none() {
+            return Ok(store);
+        }
+        let mut tls = Tls::default();
+        if let Some(ca) = ca {
+            tls = tls.with_ca(read("--tls-ca", ca)?).map_err(|error| error.to_chain())?;
+        }
+        if let (Some(cert), Some(key)) = (cert, key) {
+            let (cert, key) = (read("--tls-cert", cert)?, read("--tls-key", key)?);
+            tls = tls.with_client_certificate(cert, key).map_err(|error| error.to_chain())?;
+        }
+        Ok(store.with_tls(tls))
+    }
+}
+
+fn read(option: &str, path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("{option}: {} cannot be read: {error}", path.display()))
 }
 
 #[derive(clap::Args)]
@@ -269,7 +313,8 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let line = "--group g --redis redis://h:1/2 --ttl 1s --wait 2s --jitter 0ms --id web-1 \
-                    --on-renew-error retry --stop-margin 100ms --strict 2 --longest-ttl 9s --sample 500us --write-token /run/r --format json";
+                    --on-renew-error retry --stop-margin 100ms --strict 2 --longest-ttl 9s --sample 500us --write-token /run/r --format json \
+                    --tls-ca ca.pem --tls-cert me.pem --tls-key me.key";
         let line: Vec<&str> = line.split_whitespace().collect();
         let options = parse(&line).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(options.target.redis, "redis://h:1/2");
@@ -283,6 +328,23 @@ mod tests {
         assert_eq!(options.id.as_deref(), Some("web-1"));
         assert_eq!(options.on_renew_error, OnRenewError::Retry);
         assert_eq!(options.format, Format::Json);
+        let TlsFiles { ca, cert, key } = options.target.tls;
+        assert_eq!([ca, cert, key], ["ca.pem", "me.pem", "me.key"].map(|file| Some(PathBuf::from(file))));
+    }
+
+    #[test]
+    fn a_file_of_tls_that_is_missing_or_none_of_its_kind_is_refused_by_its_option() {
+        let refused = |line: &[&str]| {
+            let options =
+                parse(&[&["--group", "g"], line].concat()).unwrap_or_else(|error| panic!("{error}"));
+            options.target.store().expect_err("refused")
+        };
+        let message = refused(&["--tls-ca", "/nowhere/ca.pem"]);
+        assert!(message.contains("--tls-ca: /nowhere/ca.pem"), "{message}");
+        let message = refused(&["--tls-ca", "/dev/null"]);
+        assert!(message.contains("certificate authority"), "{message}");
+        let message = refused(&["--tls-cert", "/dev/null", "--tls-key", "/dev/null"]);
+        assert!(message.contains("client certificate"), "{message}");
     }
 
     #[test]
@@ -301,6 +363,8 @@ mod tests {
             (&["--group", "g", "--id", "a\nb"], &["--id", "control"]),
             (&["--group", "g", "--format", "yaml"], &["'yaml'", "text, json"]),
             (&["--group", "g", "--on-renew-error", "x"], &["demote, retry"]),
+            (&["--group", "g", "--tls-cert", "f"], &["--tls-key"]),
+            (&["--group", "g", "--tls-key", "f"], &["--tls-cert"]),
             (&["--group", "g", "--groop", "h"], &["--groop", "--group"]),
             (&["--group", "g", "more"], &["'more'"]),
         ];

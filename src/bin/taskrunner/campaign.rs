@@ -24,7 +24,7 @@ pub(crate) fn run(options: &Campaign, out: &mut impl Write) -> Result<ExitCode, 
         // A program that reads JSON is not told twice.
         Format::Json => "off",
     });
-    let store = RedisStore::open(&options.target.redis).map_err(refused)?;
+    let store = options.target.store().map_err(Failure::Usage)?;
     // Before the elector starts, so that a signal gives the lease back from the first command on.
     let (signals, watch) = watch_signals().map_err(|error| failed("cannot listen for signals", &error))?;
     let elector = start(options, store)?;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use taskrunner::election::{Error, ErrorKind, Inspection, RedisStore, inspect};
+use taskrunner::election::{Error, ErrorKind, Inspection, inspect};
 
 use crate::args::Status;
 use crate::lines::{Format, Object, one_line};
@@ -15,7 +15,7 @@ pub(crate) fn run(options: &Status, out: &mut impl Write) -> Result<ExitCode, Fa
     // What goes wrong is said in one line, and once.
     start_log("off");
     let group = options.target.group.as_str();
-    let store = RedisStore::open(&options.target.redis).map_err(failure)?;
+    let store = options.target.store().map_err(Failure::Usage)?;
     let found = inspect(&store, group).map_err(failure)?;
     for line in render(group, &found, options.format) {
         print(out, line)?;

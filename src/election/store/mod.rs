@@ -22,7 +22,9 @@ pub(crate) use budget::{Bell, Budget};
 pub(crate) use memory::{Clocks, Keys, Lease, Term};
 pub use memory::{MemoryStore, Switch};
 pub(crate) use redirect::{Hop, Node, Nodes, Redirect, Trail};
-pub use redis::RedisStore;
+#[cfg(feature = "tls")]
+pub use redis::Tls;
+pub use redis::{Credentials, RedisStore};
 use strict::Strictness;
 
 use super::key::{Group, InstanceId};
@@ -103,7 +105,7 @@ pub enum Heard {
     Nothing,
 }
 
-/// Counts the threads of one session that look up a name. Clones share the count.
+/// Counts the threads of one session that look up a name, or ask for credentials. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct Lookups(Arc<AtomicUsize>);
 

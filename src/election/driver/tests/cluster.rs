@@ -174,7 +174,7 @@ fn a_stop_is_bounded_though_every_node_is_frozen() {
         let from = Instant::now();
         let error = elector.stop().expect_err("it cannot be released");
         assert_eq!(error.kind(), ErrorKind::Passing, "{}", error.to_chain());
-        let limit = Duration::from_secs(2 * 2) + Duration::from_millis(600);
-        assert!(from.elapsed() < limit, "two call limits and a slow machine: {:?}", from.elapsed());
+        // Two call limits, and a slow machine.
+        assert!(from.elapsed() < Duration::from_secs(2 * 2 + 2), "{:?}", from.elapsed());
     }
 }

@@ -14,10 +14,23 @@ struct Spread {
     /// At which node, by its port, a group is.
     truth: Arc<Mutex<HashMap<String, u16>>>,
     learned: Arc<Mutex<HashMap<String, u16>>>,
+    gate: Arc<Mutex<Option<Gate>>>,
+    /// How many operations have been executed at a node.
+    executed: Arc<AtomicUsize>,
     /// No session can be opened with the node of this port.
     refused: Arc<AtomicUsize>,
     /// Held by each session while its thread has it.
     sessions: Arc<()>,
+}
+
+/// Keeps the node of this port from doing anything.
+#[derive(Clone)]
+struct Gate {
+    port: u16,
+    /// Says that it was asked.
+    ask: Sender<()>,
+    /// Disconnects when it may go on.
+    opened: Receiver<()>,
 }
 
 struct SpreadSession {
@@ -33,6 +46,8 @@ impl Spread {
             memory: MemoryStore::new(),
             truth: Arc::default(),
             learned: Arc::default(),
+            gate: Arc::default(),
+            executed: Arc::default(),
             refused: Arc::default(),
             sessions: Arc::default(),
         }
@@ -72,10 +87,16 @@ impl sealed::Open for Spread {
 
 impl Session for SpreadSession {
     fn execute(&mut self, batch: &[Operation], budget: &Budget) -> Vec<Result<Answer, StoreError>> {
+        let gate = lock(&self.store.gate).clone().filter(|gate| self.port == Some(gate.port));
+        if let Some(Gate { ask, opened, .. }) = gate {
+            ask.send(()).expect("the test");
+            opened.recv().expect_err("nothing is sent");
+        }
         let execute = |operation: &Operation| {
             let lease = operation.group.lease();
             let port = lock(&self.store.truth)[lease];
             if self.port == Some(port) {
+                self.store.executed.fetch_add(1, Ordering::AcqRel);
                 return self.memory.execute(std::slice::from_ref(operation), budget).remove(0);
             }
             lock(&self.store.learned).insert(lease.to_owned(), port);
@@ -153,23 +174,53 @@ fn a_node_that_no_session_can_be_opened_with_is_an_error_of_its_own_groups() {
     assert_eq!(good.status().counters.errors, 0);
 }
 
+/// Adds elections of so many groups, each at a node of its own, from port 1 on.
+fn add_elections(driver: &Driver, store: &Spread, count: u16, ttl: Duration) -> Vec<Arc<Standing>> {
+    let timing = Options { ttl, ..Options::default() }.check().expect("good options");
+    let add = |number: u16| {
+        let group = group(&number.to_string());
+        store.put(&group, 1 + number);
+        let (id, number) = (InstanceId::random(None).expect("an id"), u64::from(number));
+        let standing = Arc::new(Standing::new(driver.commands(number)));
+        let (outlets, _) = Outlets::new();
+        driver.add(Election::new(number, group, id, timing, Arc::clone(&standing), outlets, no_lead()));
+        standing
+    };
+    (0..count).map(add).collect()
+}
+
+#[test]
+fn what_is_redirected_after_its_election_has_stopped_is_not_sent_any_more() {
+    let store = Spread::new();
+    let driver = start_driver(&store);
+    // Nothing is renewed meanwhile.
+    let standings = add_elections(&driver, &store, 2, CAP * 3);
+    standings.iter().for_each(|standing| drop(standing.wait(Some(CAP)).expect("leads")));
+    let ((ask, asked), (open, opened)) = (bounded(1), bounded(0));
+    *lock(&store.gate) = Some(Gate { port: 1, ask, opened });
+    let (done, looked) = bounded(1);
+    driver.commands(0).send(Command::Look { done });
+    asked.recv_timeout(CAP).expect("the look is under way");
+    // Another elector has learned that the group is elsewhere now, so that the release takes another lane.
+    store.put(&group("0"), 3);
+    lock(&store.learned).insert(group("0").lease().to_owned(), 3);
+    driver.commands(0).send(Command::Stop);
+    eventually(|| standings[0].ended().is_some());
+    drop(open);
+    looked.recv_timeout(CAP).expect_err("nobody is told");
+    driver.commands(1).send(Command::Stop);
+    driver.close();
+    driver.ended().recv_timeout(CAP).expect_err("nothing is sent");
+    driver.join();
+    assert_eq!(store.executed.load(Ordering::Acquire), 4, "two attempts, two releases, and a look");
+}
+
 #[test]
 fn the_threads_of_all_lanes_are_counted() {
     let store = Spread::new();
     let driver = start_driver(&store);
     assert_eq!(driver.threads(), 3);
-    let timing = Options::default().check().expect("good options");
-    let standings: Vec<_> = (0..5_u16)
-        .map(|number| {
-            let group = group(&number.to_string());
-            store.put(&group, 1 + number);
-            let (id, number) = (InstanceId::random(None).expect("an id"), u64::from(number));
-            let standing = Arc::new(Standing::new(driver.commands(number)));
-            let (outlets, _) = Outlets::new();
-            driver.add(Election::new(number, group, id, timing, Arc::clone(&standing), outlets, no_lead()));
-            standing
-        })
-        .collect();
+    let standings = add_elections(&driver, &store, 5, Duration::from_secs(2));
     driver.close();
     for standing in &standings {
         standing.wait(Some(CAP)).expect("leads");

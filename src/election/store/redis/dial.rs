@@ -5,11 +5,13 @@ use std::sync::Arc;
 use redis::{Cmd, ServerError, Value, cmd};
 
 use super::cluster::Routes;
-use super::fault;
-use super::resolve::{Names, Resolver};
+use super::credentials::{Credentials, Login};
+use super::resolve::Names;
 use super::sentinel::Sentinels;
+use super::tls::Tls;
 use super::url::{Address, Target};
 use super::wire::{Broken, Patience, Wire};
+use super::{Access, fault};
 use crate::election::store::{Class, Lookups, Node, Outcome, StoreError};
 
 /// What the server shows for our connections in `CLIENT LIST`.
@@ -28,6 +30,12 @@ pub(super) struct Dialer {
     pub(super) target: Target,
     way: Way,
     names: Names,
+    tls: Tls,
+    login: Login,
+    /// What the connection that is dialled logs in with.
+    credentials: Option<Credentials>,
+    /// Of name look-ups and of calls for credentials.
+    running: Lookups,
     /// Whether it was said that the server's role cannot be known.
     warned: bool,
 }
@@ -48,15 +56,25 @@ pub(super) enum Way {
 impl Dialer {
     /// Of one server.
     #[cfg(test)]
-    pub(super) fn new(target: Target, resolver: Resolver) -> Self {
-        Self::by(Way::Server, target, resolver)
+    pub(super) fn new(target: Target, access: Access) -> Self {
+        Self::by(Way::Server, target, access)
     }
 
-    pub(super) fn by(way: Way, target: Target, resolver: Resolver) -> Self {
-        Self { target, way, names: Names::new(resolver), warned: false }
+    pub(super) fn by(way: Way, target: Target, access: Access) -> Self {
+        let running = Lookups::default();
+        Self {
+            credentials: target.credentials.clone(),
+            target,
+            way,
+            names: Names::new(access.resolver, running.clone()),
+            tls: access.tls,
+            login: Login::new(access.credentials, running.clone()),
+            running,
+            warned: false,
+        }
     }
 
-    /// Another one for the same server, which shares the look-ups of its name.
+    /// Another one for the same server, which shares the look-ups of its name and the calls for credentials.
     pub(super) fn twin(&self) -> Self {
         self.beside(self.target.clone(), self.way.clone())
     }
@@ -73,7 +91,16 @@ impl Dialer {
     }
 
     fn beside(&self, target: Target, way: Way) -> Self {
-        Self { target, way, names: self.names.clone(), warned: true }
+        Self {
+            credentials: target.credentials.clone(),
+            target,
+            way,
+            names: self.names.clone(),
+            tls: self.tls.clone(),
+            login: self.login.clone(),
+            running: self.running.clone(),
+            warned: true,
+        }
     }
 
     pub(super) fn address(&self) -> &Address {
@@ -81,7 +108,7 @@ impl Dialer {
     }
 
     pub(super) fn lookups(&self) -> Lookups {
-        self.names.lookups()
+        self.running.clone()
     }
 
     /// Whether each operation must have ASKING before it.
@@ -129,6 +156,7 @@ impl Dialer {
 
     /// A new connection to the target, ready for operations.
     pub(super) fn dial_server(&mut self, patience: &Patience<'_>) -> Result<Wire, StoreError> {
+        self.credentials = self.login.credentials(self.target.credentials.as_ref(), patience)?;
         self.reach(patience, Self::shake_hands)
     }
 
@@ -154,6 +182,7 @@ impl Dialer {
             let share = patience.share(addresses.len() - index);
             let wire =
                 Wire::tcp(*address, &share).map_err(|broken| self.broken("connecting to", broken, &share));
+            let wire = wire.and_then(|wire| self.encrypt(wire, &share));
             match wire.and_then(|wire| wanted(self, wire, &share)) {
                 Ok(reached) => return Ok(reached),
                 // A wrong password is wrong at every address, and trying it can lock the user out.
@@ -162,6 +191,26 @@ impl Dialer {
             }
         }
         Err(refused.unwrap_or_else(|| self.not_sent(Class::Passing, "has no address to connect to")))
+    }
+
+    /// The same connection, with TLS if that is wanted.
+    fn encrypt(&self, wire: Wire, patience: &Patience<'_>) -> Result<Wire, StoreError> {
+        let (true, Address::Tcp { host, .. }) = (self.target.tls, &self.target.address) else {
+            return Ok(wire);
+        };
+        wire.encrypted(&self.tls, host, patience).map_err(|broken| {
+            let is_mute = matches!(broken, Broken::Late | Broken::Closed);
+            let error = self.broken("the TLS handshake with", broken, patience);
+            if is_mute {
+                return self
+                    .not_sent(
+                        error.class(),
+                        "gave no answer of TLS; a server without TLS on this port does not, either",
+                    )
+                    .with_source(error);
+            }
+            error
+        })
     }
 
     /// Logs in, chooses the database and makes sure of the role, in one round trip as a rule.
@@ -217,10 +266,10 @@ impl Dialer {
 
     /// The command to log in without HELLO, if there is a password.
     pub(super) fn auth(&self) -> Option<Cmd> {
-        self.target.password.as_ref().map(|password| {
+        self.credentials.as_ref().map(|Credentials { user, password }| {
             let mut auth = cmd("AUTH");
             // A server of that age knows no users, and takes the password alone.
-            if let Some(user) = &self.target.username {
+            if let Some(user) = user {
                 auth.arg(user);
             }
             auth.arg(password).take()
@@ -230,8 +279,8 @@ impl Dialer {
     fn hello(&self) -> Cmd {
         let mut hello = cmd("HELLO");
         hello.arg(3);
-        if let Some(password) = &self.target.password {
-            hello.arg("AUTH").arg(self.target.username.as_deref().unwrap_or("default")).arg(password);
+        if let Some(Credentials { user, password }) = &self.credentials {
+            hello.arg("AUTH").arg(user.as_deref().unwrap_or("default")).arg(password);
         }
         hello.arg("SETNAME").arg(CLIENT_NAME).take()
     }
@@ -243,14 +292,23 @@ impl Dialer {
         commands: &[Cmd],
         patience: &Patience<'_>,
     ) -> Result<Vec<Value>, StoreError> {
-        let broken = |broken| self.broken("the handshake with", broken, patience);
+        let broken = |broken| {
+            let is_cut = matches!(broken, Broken::Closed | Broken::Io(_));
+            let error = self.broken("the handshake with", broken, patience);
+            if is_cut && !self.target.tls && matches!(self.target.address, Address::Tcp { .. }) {
+                let what = "broke off at the first command; a server that wants TLS on this port (rediss://) does, too";
+                return self.not_sent(error.class(), what).with_source(error);
+            }
+            error
+        };
         let mut packed = Vec::new();
         commands.iter().for_each(|command| command.write_packed_command(&mut packed));
         let sent = wire.send(&packed, patience);
         let replies = commands.iter().map(|_| wire.receive(patience)).collect::<Result<Vec<_>, _>>();
         match (sent, replies) {
             (_, Ok(replies)) => Ok(replies),
-            (Ok(()), Err(error)) => Err(broken(error)),
+            // Also where it could not all be sent: a server that refuses our certificate closes at once.
+            (_, Err(error @ Broken::Misconfigured(_))) | (Ok(()), Err(error)) => Err(broken(error)),
             (Err((_, error)), Err(_)) => Err(broken(error)),
         }
     }
@@ -355,6 +413,9 @@ pub(super) fn describe(
             new(format!("{doing} {address} took longer than the {:?} allowed", patience.allowed()))
         }
         Broken::Closed => new(format!("{doing} {address} failed: the server closed the connection")),
+        Broken::Misconfigured(why) => {
+            StoreError::new(outcome, Class::Configuration, format!("{doing} {address} failed: {why}"))
+        }
         Broken::Garbage(what) => new(format!("{doing} {address} failed: the server sent {what}")),
         Broken::Io(error) => new(format!("{doing} {address} failed")).with_source(error),
     }

@@ -57,6 +57,16 @@ const PHRASES: &[(&str, Class)] = &[
     ("error compiling script", Class::Configuration),
 ];
 
+/// What a user lacks where the server's text names it badly or not at all. In lower case, as what is searched for.
+const RIGHTS: &[(&str, &str)] = &[
+    (
+        "can't run this command",
+        "the server does not say which one: the scripts need get, set, del, pttl, pexpire, hset, hdel, hmget and time, and info under strict",
+    ),
+    ("channel", "the user needs the channels &taskrunner:leader:*"),
+    (" key", "the user needs the keys ~taskrunner:leader:* and ~{taskrunner:leader:*"),
+];
+
 /// Whether trying again can help after this error, and its text as it may be shown.
 pub(super) fn classify(error: &ServerError) -> (Class, String) {
     let code = error.code();
@@ -72,7 +82,14 @@ pub(super) fn classify(error: &ServerError) -> (Class, String) {
         let told = PHRASES.iter().find(|(phrase, _)| details.contains(phrase));
         told.map_or(Class::Passing, |(_, class)| *class)
     });
-    (class, shown(code, details))
+    let mut text = shown(code, details);
+    let details = details.to_lowercase();
+    let is_right =
+        code == "NOPERM" || ["can't ", "acl failure"].iter().any(|phrase| details.contains(phrase));
+    if let Some((_, lacks)) = RIGHTS.iter().find(|(phrase, _)| is_right && details.contains(phrase)) {
+        text.push_str(&format!(" ({lacks})"));
+    }
+    (class, text)
 }
 
 /// Where the operation may be sent that the server at this address answered with this error.
@@ -291,6 +308,24 @@ mod tests {
         assert_eq!(redirect(&error(&long), &from), None);
         let socket = Address::Unix("/run/s".into());
         assert_eq!(redirect(&error("MOVED 1 :6381"), &socket), None);
+    }
+
+    #[test]
+    fn a_right_that_the_server_does_not_name_is_named() {
+        for (text, _) in TEXTS {
+            let shown = classify(&error(text)).1;
+            let lacks = [
+                ("can't run this command", "hmget"),
+                ("access a key", "~{taskrunner:leader:*"),
+                ("of the keys", "~{taskrunner:leader:*"),
+                ("access a channel", "&taskrunner:leader:*"),
+            ];
+            for (phrase, right) in lacks {
+                assert_eq!(text.contains(phrase), shown.contains(right) && text.contains(phrase), "{shown}");
+            }
+            let is_right = lacks.iter().any(|(phrase, _)| text.contains(phrase));
+            assert!(is_right || !shown.contains("needs the") && !shown.contains("scripts need"), "{shown}");
+        }
     }
 
     #[test]

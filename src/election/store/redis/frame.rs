@@ -15,6 +15,9 @@ const SHORTEST_VALUE: usize = 3;
 /// The most digits of a length: none within the limit needs more.
 const LONGEST_LENGTH: usize = 6;
 
+/// What a server says to whoever speaks no TLS on its port for it.
+pub(super) const TLS: &str = "a TLS record, where no TLS is spoken";
+
 const TOO_LONG: &str = "a reply longer than 64 KiB";
 const TOO_LARGE: &str = "a length above the limit";
 
@@ -98,6 +101,8 @@ impl Scanner {
                 }
                 b'$' | b'!' | b'=' => false,
                 b'*' | b'~' | b'>' | b'%' | b'|' => true,
+                // An alert or a part of a handshake, of TLS.
+                0x15 | 0x16 if self.at == 0 => return Err(TLS),
                 _ => return Err("a reply of no known type"),
             };
             let Some(line) = self.line(bytes) else {

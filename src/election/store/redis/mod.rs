@@ -3,7 +3,9 @@
 //! The `redis` crate gives the URL, the commands and the values. The socket is ours: its blocking
 //! connections have no bound on a whole operation.
 
+mod aside;
 mod cluster;
+mod credentials;
 mod dial;
 mod fault;
 mod frame;
@@ -17,6 +19,8 @@ mod session;
 mod slot;
 #[cfg(test)]
 mod tests;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+mod tls;
 mod url;
 mod wire;
 
@@ -27,6 +31,8 @@ use std::sync::Arc;
 use super::{LeaseStore, Listener, Node, Session, sealed};
 use crate::election::error::Error;
 use cluster::{ClusterSession, Routes};
+pub use credentials::Credentials;
+use credentials::Source;
 use dial::{Dialer, Way};
 use listener::RedisListener;
 use resolve::Resolver;
@@ -34,6 +40,10 @@ use resolve::Resolver;
 pub(crate) use script::pack;
 use sentinel::Sentinels;
 use session::RedisSession;
+#[cfg(feature = "tls")]
+pub use tls::Tls;
+#[cfg(not(feature = "tls"))]
+use tls::Tls;
 use url::{Address, SENTINEL_PORT, Target, Url, bad};
 
 /// Leases kept in Redis or Valkey, from Redis 6.2: in one server, in a cluster, or in the primary that
@@ -41,6 +51,20 @@ use url::{Address, SENTINEL_PORT, Target, Url, bad};
 ///
 /// It holds no connection: every elector dials its own. Clones are the same settings, and share what is
 /// learned of a cluster's slots.
+///
+/// # Rights
+///
+/// A user of the server's ACL needs no more than this (set a password, too):
+///
+/// ```text
+/// ACL SETUSER leases on ~taskrunner:leader:* ~{taskrunner:leader:* resetchannels &taskrunner:leader:*
+///     -@all +eval +get +set +del +pttl +pexpire +hset +hdel +hmget +time +publish +subscribe
+/// ```
+///
+/// and `+select` for a database other than 0, `+info +wait` for [strict](crate::election::Strict). A right that is
+/// missing is told by an error of kind [`Configuration`](crate::election::ErrorKind::Configuration) each time it is in
+/// the way; without `publish` and `subscribe` elections go on, but followers learn of a release only when the lease
+/// would have ended.
 ///
 /// # Examples
 ///
@@ -58,7 +82,17 @@ pub struct RedisStore {
     /// How to log in at a server. Where it is, the topology may say otherwise.
     target: Target,
     topology: Topology,
+    access: Access,
+}
+
+/// How servers are reached, whichever they are.
+#[derive(Clone, Debug, Default)]
+struct Access {
     resolver: Resolver,
+    /// How connections are encrypted that are to be.
+    tls: Tls,
+    /// In the place of a URL's user and password.
+    credentials: Option<Source>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,11 +115,13 @@ impl RedisStore {
     ///   *servers*, and the Sentinels have none
     ///
     /// User and password are percent-encoded. The port is 6379, of a Sentinel 26379, and the database 0 unless
-    /// given. TLS is not supported yet.
+    /// given. With `rediss` or `valkeys` in the place of `redis` or `valkey` they are URLs for TLS: each server, or
+    /// Sentinel, must prove by a certificate to be the host that the URL, a Sentinel or a node of the cluster names
+    /// (it may be an IP address). It needs the feature `tls`.
     ///
     /// # Errors
     ///
-    /// A [`Configuration`](super::super::ErrorKind::Configuration) error if the URL is not one of these.
+    /// A [`Configuration`](crate::election::ErrorKind::Configuration) error if the URL is not one of these.
     /// It says what is wrong with it and repeats none of it, for it may hold a password.
     pub fn open(url: &str) -> Result<Self, Error> {
         match Url::parse(url)? {
@@ -162,7 +198,7 @@ impl RedisStore {
         if master.is_empty() {
             return Err(Error::options("the name of the primary that the Sentinels watch is empty"));
         }
-        let server = Target { username: None, password: None, ..first };
+        let server = Target { credentials: None, ..first };
         Ok(Self::of_sentinels(sentinels, master.to_owned(), server))
     }
 
@@ -170,9 +206,13 @@ impl RedisStore {
         let Some(first) = nodes.first().cloned() else {
             return Err(Error::options("no URL of a cluster's node was given; at least one is needed"));
         };
-        let login = |target: &Target| (target.username.clone(), target.password.clone());
-        if nodes.iter().any(|node| login(node) != login(&first)) {
+        if nodes.iter().any(|node| node.credentials != first.credentials) {
             return Err(Error::options("the URLs of the cluster's nodes name different users or passwords"));
+        }
+        if nodes.iter().any(|node| node.tls != first.tls) {
+            return Err(Error::options(
+                "of the URLs of the cluster's nodes some ask for TLS and some do not",
+            ));
         }
         let seed = |target: Target| match target {
             Target { database: 1.., .. } => Err(bad("names a database; a cluster has number 0 only")),
@@ -192,7 +232,7 @@ impl RedisStore {
     }
 
     fn new(target: Target, topology: Topology) -> Self {
-        Self { target, topology, resolver: Resolver::default() }
+        Self { target, topology, access: Access::default() }
     }
 
     /// Looks a host's name up with this function, given the host and the port.
@@ -215,7 +255,50 @@ impl RedisStore {
         mut self,
         resolve: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
     ) -> Self {
-        self.resolver = Resolver::new(resolve);
+        self.access.resolver = Resolver::new(resolve);
+        self
+    }
+
+    /// Encrypts the connections to servers this way, whether or not the URL asks for TLS; those to Sentinels only if
+    /// their URLs do, and those over a Unix socket never.
+    ///
+    /// Where it is not called, `rediss://` means [`Tls::default`].
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(mut self, tls: Tls) -> Self {
+        self.access.tls = tls;
+        self.target.tls = true;
+        self
+    }
+
+    /// Logs in at the servers with what this function gives, and not with the URL's user and password. At Sentinels
+    /// those of their URLs go on to be used.
+    ///
+    /// It is called each time a connection is dialled, so that a password can change while an elector runs: change
+    /// it here before, or together with, the server's. A server lets connections go on that logged in with the old
+    /// one.
+    ///
+    /// It is called on a thread of its own and never twice at once for one elector. While it does not return, fails
+    /// or panics, what it gave last is used. What it takes is taken from the time of the operation that dials: a
+    /// function that asks another service does well to remember the answer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use taskrunner::election::{Credentials, RedisStore};
+    ///
+    /// let store = RedisStore::open("redis://leases.internal")?.with_credentials(|| {
+    ///     let password = std::fs::read_to_string("/run/secrets/leases")?;
+    ///     Ok(Credentials::new(Some("leases"), password.trim_end()))
+    /// });
+    /// # Ok::<(), taskrunner::election::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_credentials(
+        mut self,
+        give: impl Fn() -> io::Result<Credentials> + Send + Sync + 'static,
+    ) -> Self {
+        self.access.credentials = Some(Source::new(give));
         self
     }
 }
@@ -229,7 +312,7 @@ impl RedisStore {
             Topology::Cluster(routes) => Way::AnyNode { routes: Arc::clone(routes), next: 0 },
             Topology::Sentinel(sentinels) => Way::Sentinels(Arc::clone(sentinels)),
         };
-        Dialer::by(way, self.target.clone(), self.resolver.clone())
+        Dialer::by(way, self.target.clone(), self.access.clone())
     }
 
     fn session(&self, dialer: Dialer) -> io::Result<Box<dyn Session>> {

@@ -17,5 +17,5 @@ if not holder then return {'vacant'} end
 
 redis.call('DEL', KEYS[1])
 -- The lease is gone, whether or not this user may publish: a wake only saves time.
-if wake == '1' then redis.pcall('PUBLISH', KEYS[1] .. ':wake', token) end
-return {'released'}
+local told = wake == '1' and redis.pcall('PUBLISH', KEYS[1] .. ':wake', token)
+return {'released', type(told) == 'table' and told.err or nil}

@@ -1,22 +1,14 @@
-//! Looking up a name without waiting longer than the budget: on a thread of its own.
-//!
-//! The system's look-up cannot be bounded nor stopped; it takes ten seconds and more when the name
-//! servers are silent.
+//! From a name to addresses.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::wire::{Broken, Patience};
+use super::aside::Aside;
+use super::wire::Patience;
 use crate::election::store::{Class, Lookups, Outcome, StoreError};
-
-/// Of the time left, a look-up gets one part in this many while there are addresses from an earlier
-/// one: the rest is for dialling those.
-const LOOKUP_PARTS: usize = 2;
 
 /// How many names are remembered. Nodes of a cluster and sentinels name others: one that lies must fill
 /// neither the memory nor the system with threads.
@@ -54,51 +46,19 @@ impl fmt::Debug for Resolver {
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     resolver: Resolver,
-    states: Arc<Mutex<HashMap<Name, State>>>,
-    lookups: Lookups,
+    lookups: Arc<Mutex<HashMap<Name, Lookup>>>,
+    running: Lookups,
 }
 
 /// A host and a port.
 type Name = (String, u16);
 
-#[derive(Debug, Default)]
-struct State {
-    under_way: Option<Arc<UnderWay>>,
-    last_good: Vec<SocketAddr>,
-}
-
-/// What a look-up said; shared by all who wait for it.
-type Answer = Result<Vec<SocketAddr>, Arc<io::Error>>;
-
-/// A look-up that has not been taken note of yet.
-#[derive(Debug)]
-struct UnderWay {
-    /// Readable, at its end, once the thread has ended.
-    ended: UnixStream,
-    /// Empty when the thread ended by a panic.
-    answer: Arc<OnceLock<Answer>>,
-}
-
-/// Held by the thread of a look-up; dropping it, on unwind too, tells the session.
-struct Running {
-    lookups: Lookups,
-    _ended: UnixStream,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.lookups.ended();
-    }
-}
+type Lookup = Aside<Vec<SocketAddr>>;
 
 impl Names {
-    pub(super) fn new(resolver: Resolver) -> Self {
-        Self { resolver, states: Arc::default(), lookups: Lookups::default() }
-    }
-
-    /// How many threads of look-ups are running, readable from anywhere.
-    pub(super) fn lookups(&self) -> Lookups {
-        self.lookups.clone()
+    /// The threads are counted there.
+    pub(super) fn new(resolver: Resolver, running: Lookups) -> Self {
+        Self { resolver, lookups: Arc::default(), running }
     }
 
     /// The addresses of a host, in the order to try them; never none.
@@ -113,86 +73,29 @@ impl Names {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
+        let (resolver, name) = (self.resolver.clone(), host.to_owned());
+        let look_up = move || match (resolver.0)(&name, port)? {
+            addresses if addresses.is_empty() => Err(io::Error::other("it has no address")),
+            addresses => Ok(addresses),
+        };
+        let lookup = self.of(host, port)?;
+        lookup.ask("tr-lookup", &format!("looking up the name {host}"), look_up, patience)
+    }
+
+    /// The look-ups of this name.
+    fn of(&self, host: &str, port: u16) -> Result<Lookup, StoreError> {
+        let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
         let name = (host.to_owned(), port);
-        let last_good = self.states().get(&name).map_or_else(Vec::new, |state| state.last_good.clone());
-        let share = patience.share(if last_good.is_empty() { 1 } else { LOOKUP_PARTS });
-        match self.look_up(&name, &share) {
-            Err(error) if last_good.is_empty() => Err(error),
-            Err(error) => {
-                log::debug!("{error}; using the addresses of the last look-up");
-                Ok(last_good)
-            }
-            looked_up => looked_up,
-        }
-    }
-
-    fn look_up(&self, name: &Name, patience: &Patience<'_>) -> Result<Vec<SocketAddr>, StoreError> {
-        let host = &name.0;
-        let under_way = self.under_way(name).map_err(|error| {
-            failed(format!("could not begin to look up the name {host}")).with_source(error)
-        })?;
-        if let Err(broken) = patience.readable(&under_way.ended) {
-            let allowed = patience.allowed();
-            return Err(match broken {
-                Broken::Io(error) => failed(format!("could not wait for the name {host}")).with_source(error),
-                _ => failed(format!("looking up the name {host} took longer than the {allowed:?} allowed")),
-            });
-        }
-        let mut states = self.states();
-        let state = states.entry(name.clone()).or_default();
-        // Whoever comes first takes note of it; the next to ask begins another.
-        state.under_way.take_if(|other| Arc::ptr_eq(other, &under_way));
-        match under_way.answer.get() {
-            Some(Ok(addresses)) if !addresses.is_empty() => {
-                state.last_good.clone_from(addresses);
-                Ok(addresses.clone())
-            }
-            Some(Ok(_)) => Err(failed(format!("the name {host} has no address"))),
-            Some(Err(error)) => {
-                Err(failed(format!("could not look up the name {host}")).with_source(Arc::clone(error)))
-            }
-            None => Err(failed(format!("the resolver panicked while looking up the name {host}"))),
-        }
-    }
-
-    /// The look-up to wait for. One that is stuck is waited for rather than doubled: threads must not pile
-    /// up behind it.
-    fn under_way(&self, name: &Name) -> io::Result<Arc<UnderWay>> {
-        let mut states = self.states();
-        if let Some(under_way) = states.get(name).and_then(|state| state.under_way.as_ref()) {
-            return Ok(Arc::clone(under_way));
-        }
-        if states.len() >= MOST_NAMES && !states.contains_key(name) {
+        if lookups.len() >= MOST_NAMES && !lookups.contains_key(&name) {
             let idle =
-                states.iter().find(|(_, state)| state.under_way.is_none()).map(|(name, _)| name.clone());
-            let idle = idle.ok_or_else(|| io::Error::other("too many names are being looked up"))?;
-            states.remove(&idle);
+                lookups.iter().find(|(_, lookup)| !lookup.is_under_way()).map(|(name, _)| name.clone());
+            let Some(idle) = idle else {
+                let error = io::Error::other("too many names are being looked up");
+                let message = format!("looking up the name {host} failed");
+                return Err(StoreError::new(Outcome::NotSent, Class::Passing, message).with_source(error));
+            };
+            lookups.remove(&idle);
         }
-        let under_way = Arc::new(self.begin(&name.0, name.1)?);
-        states.entry(name.clone()).or_default().under_way = Some(Arc::clone(&under_way));
-        Ok(under_way)
+        Ok(lookups.entry(name).or_insert_with(|| Aside::new(self.running.clone())).clone())
     }
-
-    fn states(&self) -> MutexGuard<'_, HashMap<Name, State>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Starts the thread of a look-up. It is not joined: nothing can end a look-up that is stuck.
-    fn begin(&self, host: &str, port: u16) -> io::Result<UnderWay> {
-        let (ended, far) = UnixStream::pair()?;
-        let answer = Arc::new(OnceLock::new());
-        let (resolver, host, slot) = (self.resolver.clone(), host.to_owned(), Arc::clone(&answer));
-        let running = Running { lookups: self.lookups.begun(), _ended: far };
-        thread::Builder::new().name("tr-lookup".to_owned()).spawn(move || {
-            // Moved in first, so that it is dropped last: after the answer is there.
-            let _running = running;
-            let answer = (resolver.0)(&host, port).map_err(Arc::new);
-            slot.set(answer).expect("nobody else answers");
-        })?;
-        Ok(UnderWay { ended, answer })
-    }
-}
-
-fn failed(message: String) -> StoreError {
-    StoreError::new(Outcome::NotSent, Class::Passing, message)
 }

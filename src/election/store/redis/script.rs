@@ -90,6 +90,13 @@ pub(super) fn said(operation: &Operation, call: &Call, reply: &Value) -> Option<
             Some(Said { answer: Answer::Renewed { left }, lineage })
         }
         (Call::Release { .. }, "released", []) => Some(Answer::Released.into()),
+        (Call::Release { .. }, "released", [refused]) => {
+            let (group, why) = (operation.group.name(), shortened(text(refused)?));
+            log::warn!(
+                "group {group:?}: the lease was released, but the followers could not be woken by PUBLISH: {why}"
+            );
+            Some(Answer::Released.into())
+        }
         (Call::Acquire { .. }, "vacant", []) => None,
         (_, "vacant", []) => Some(Answer::Vacant.into()),
         (_, "held", [holder, left, token, replicas @ ..]) => {
@@ -256,6 +263,7 @@ mod tests {
             (RENEWS, "*1\r\n$6\r\nvacant\r\n", Some(Answer::Vacant)),
             (RELEASES, "*1\r\n$6\r\nvacant\r\n", Some(Answer::Vacant)),
             (RELEASES, "*1\r\n$8\r\nreleased\r\n", Some(Answer::Released)),
+            (RELEASES, "*2\r\n$8\r\nreleased\r\n$8\r\nERR no p\r\n", Some(Answer::Released)),
             (Action::Look, "*1\r\n$6\r\nvacant\r\n", Some(Answer::Vacant)),
         ] {
             assert_eq!(read(action, reply), expected, "{action:?} {reply:?}");

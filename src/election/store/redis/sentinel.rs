@@ -38,7 +38,7 @@ impl Dialer {
     ) -> Result<Wire, StoreError> {
         let count = sentinels.sentinels.len();
         let first = sentinels.first.load(Ordering::Relaxed);
-        let (mut tried, mut of_server, mut of_sentinel) = (Vec::new(), None, None::<StoreError>);
+        let (mut tried, mut of_server, mut of_sentinel) = (Vec::new(), None, None);
         for number in 0..count {
             let index = first.wrapping_add(number) % count;
             let left = count - number - 1;
@@ -48,9 +48,7 @@ impl Dialer {
                 Ok(address) => address,
                 Err(error) => {
                     log::debug!("{error}");
-                    // What has to be put right is told rather than what may pass by itself.
-                    of_sentinel =
-                        of_sentinel.filter(|old| old.class() == Class::Configuration).or(Some(error));
+                    of_sentinel = to_tell(of_sentinel, error);
                     continue;
                 }
             };
@@ -65,9 +63,7 @@ impl Dialer {
                     sentinels.first.store(index, Ordering::Relaxed);
                     return Ok(wire);
                 }
-                // A wrong password is wrong there whoever names it.
-                Err(error) if error.class() == Class::Configuration => return Err(error),
-                Err(error) => of_server = Some(error),
+                Err(error) => of_server = to_tell(of_server, error),
             }
         }
         Err(of_server.or(of_sentinel).expect("there is a sentinel, and it named a server or failed"))
@@ -104,6 +100,11 @@ impl Dialer {
                 .ok_or_else(|| self.not_sent(Class::Passing, "gave an address that is none for the primary")),
         }
     }
+}
+
+/// Which error is told: what has to be put right, rather than what may pass by itself.
+fn to_tell(old: Option<StoreError>, new: StoreError) -> Option<StoreError> {
+    old.filter(|old| old.class() == Class::Configuration).or(Some(new))
 }
 
 /// The address that a reply of host and port names.

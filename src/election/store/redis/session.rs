@@ -53,7 +53,7 @@ impl RedisSession {
 
     /// The connection, if it has stayed as it was left. One that the server closed is no error.
     fn idle_wire(wire: &mut Option<Wire>, dialer: &Dialer) -> Option<Wire> {
-        let wire = wire.take()?;
+        let mut wire = wire.take()?;
         if wire.is_quiet() {
             return Some(wire);
         }

@@ -1,11 +1,13 @@
 //! What a Redis URL says, or a list of them.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
 use redis::{ConnectionAddr, IntoConnectionInfo};
 use rustix::net::SocketAddrUnix;
 
+use super::credentials::Credentials;
 use crate::election::error::Error;
 use crate::election::store::Node;
 
@@ -32,12 +34,13 @@ pub(super) enum Url {
 }
 
 /// Where a server is, and how to log in there.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) address: Address,
-    pub(super) username: Option<String>,
-    pub(super) password: Option<String>,
+    pub(super) credentials: Option<Credentials>,
     pub(super) database: u32,
+    /// Whether the URL asks for TLS.
+    pub(super) tls: bool,
 }
 
 /// Where a server is.
@@ -79,7 +82,7 @@ impl Url {
         let (targets, master) = (parts.targets(server, SENTINEL_PORT, database)?, master.to_owned());
         let server = targets.first().cloned().ok_or_else(|| bad("names no host"))?;
         // User and password are those of the servers.
-        let sentinels = targets.into_iter().map(|target| Target { username: None, password: None, ..target });
+        let sentinels = targets.into_iter().map(|target| Target { credentials: None, ..target });
         Ok(Self::Sentinel { sentinels: sentinels.collect(), master, server })
     }
 }
@@ -133,14 +136,18 @@ impl Target {
         // Up to the path; what stands before the last @ is user and password.
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let hosts = authority.rsplit('@').next().unwrap_or_default();
+        let tls = matches!(&*scheme.to_ascii_lowercase(), "rediss" | "valkeys");
         match &*scheme.to_ascii_lowercase() {
-            "redis" | "valkey" if hosts.contains(',') => {
+            "rediss" | "valkeys" if cfg!(not(feature = "tls")) => {
+                return Err(bad("asks for TLS, which needs the feature `tls` of this crate"));
+            }
+            "redis" | "valkey" | "rediss" | "valkeys" if hosts.contains(',') => {
                 return Err(bad("names several hosts; a cluster's nodes have a redis-cluster:// URL"));
             }
-            "redis" | "valkey" if hosts.is_empty() || hosts.starts_with(':') => {
+            "redis" | "valkey" | "rediss" | "valkeys" if hosts.is_empty() || hosts.starts_with(':') => {
                 return Err(bad("names no host"));
             }
-            "redis" | "valkey" => {}
+            "redis" | "valkey" | "rediss" | "valkeys" => {}
             "unix" | "redis+unix" | "valkey+unix" if !authority.is_empty() => {
                 return Err(bad(
                     "names a host where a socket's path should begin: write three slashes after unix:",
@@ -152,16 +159,17 @@ impl Target {
                 return Err(bad("names no socket path"));
             }
             "unix" | "redis+unix" | "valkey+unix" => {}
-            "rediss" | "valkeys" => return Err(bad("asks for TLS, which is not supported yet")),
             _ => {
                 return Err(bad(
-                    "has a scheme that is none of redis, valkey, unix, redis+unix, valkey+unix, redis-cluster and redis-sentinel",
+                    "has a scheme that is none of redis, rediss, valkey, valkeys, unix, redis+unix, valkey+unix, redis-cluster and redis-sentinel",
                 ));
             }
         }
         refuse_unknown_parameters(rest, scheme.to_ascii_lowercase().contains("unix"))?;
+        // TLS is ours, and the crate need not know of it.
+        let url: Cow<'_, str> = if tls { format!("redis://{rest}").into() } else { url.into() };
         // The crate's error may quote the URL, so it is not a source of ours.
-        let info = url.into_connection_info().map_err(|_| {
+        let info = (*url).into_connection_info().map_err(|_| {
             bad("cannot be parsed; special characters in user and password must be percent-encoded, and a database is a number")
         })?;
         let address = match info.addr() {
@@ -179,16 +187,16 @@ impl Target {
             _ => return Err(bad("names an address of a kind that is not supported")),
         };
         let settings = info.redis_settings();
-        let username = settings.username().map(str::to_owned);
+        let (user, password) = (settings.username(), settings.password());
         // A user without a password may log in with any; the empty one is what the command wants then.
-        let password =
-            settings.password().map(str::to_owned).or_else(|| username.as_ref().map(|_| String::new()));
+        let credentials = (user.is_some() || password.is_some())
+            .then(|| Credentials::new(user, password.unwrap_or_default()));
         // Servers read it as an i32.
         let database = u32::try_from(settings.db())
             .ok()
             .filter(|database| i32::try_from(*database).is_ok())
             .ok_or_else(|| bad("has a database number that is negative or too large"))?;
-        Ok(Self { address, username, password, database })
+        Ok(Self { address, credentials, database, tls })
     }
 }
 
@@ -240,16 +248,6 @@ pub(super) fn bad(what: &str) -> Error {
     ))
 }
 
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Target")
-            .field("address", &self.address)
-            .field("username", &self.username)
-            .field("database", &self.database)
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -283,21 +281,46 @@ mod tests {
         ] {
             let target = Target::parse(url).unwrap_or_else(|e| panic!("{url}: {e}"));
             assert_eq!(target.address, address, "{url}");
-            let login = (target.username.as_deref(), target.password.as_deref(), target.database);
-            assert_eq!(login, (username, password, database), "{url}");
+            let credentials = password.map(|password| Credentials::new(username, password));
+            assert_eq!((target.credentials, target.database), (credentials, database), "{url}");
         }
+    }
+
+    #[test]
+    fn tls_is_asked_for_by_the_scheme() {
+        for (url, tls) in
+            [("rediss://u:p@h/2", true), ("Valkeys://u:p@h/2", true), ("redis://u:p@h/2", false)]
+        {
+            match Target::parse(url) {
+                Ok(target) => assert_eq!((target.tls, target.database), (tls, 2), "{url}"),
+                Err(error) => {
+                    let named = error.to_string().contains("feature `tls`");
+                    assert!(tls && named && cfg!(not(feature = "tls")), "{url}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "tls")]
+    fn tls_is_asked_for_by_the_scheme_of_several_hosts_too() {
+        let Ok(Url::Cluster(nodes)) = Url::parse("rediss-cluster://a,b") else { panic!("nodes") };
+        assert!(nodes.iter().all(|node| node.tls));
+        let Ok(Url::Sentinel { sentinels, server, .. }) = Url::parse("valkeys+sentinel://a,b/m") else {
+            panic!("Sentinels")
+        };
+        assert!(server.tls && sentinels.iter().all(|sentinel| sentinel.tls));
     }
 
     #[test]
     fn a_url_of_several_hosts_is_one_of_each() {
         let shown = |targets: &[Target]| {
-            let login = |target: &Target| (target.username.clone(), target.password.clone(), target.database);
+            let login = |target: &Target| (target.credentials.clone(), target.database, target.tls);
             let addresses: Vec<_> = targets.iter().map(|target| target.address.to_string()).collect();
             (addresses.join(" "), login(&targets[0]))
         };
-        let login = |user: &str, password: &str, database| {
-            (Some(user.to_owned()), Some(password.to_owned()), database)
-        };
+        let login =
+            |user, password, database| (Some(Credentials::new(Some(user), password)), database, false);
         for url in [
             "redis-cluster://u:p,@a,b:7000,[::1],[::2]:7",
             "VALKEY+CLUSTER://u:p%2C@a,b:7000,[::1],[::2]:7/0",
@@ -311,7 +334,7 @@ mod tests {
             (" redis+sentinel://u:p@a:26379,b:7/my.master/3 ", 3),
         ] {
             let Ok(Url::Sentinel { sentinels, master, server }) = Url::parse(url) else { panic!("{url}") };
-            assert_eq!(shown(&sentinels), ("a:26379 b:7".to_owned(), (None, None, database)), "{url}");
+            assert_eq!(shown(&sentinels), ("a:26379 b:7".to_owned(), (None, database, false)), "{url}");
             assert_eq!(shown(&[server]).1, login("u", "p", database), "{url}");
             assert_eq!(master, "my.master", "{url}");
         }
@@ -327,8 +350,9 @@ mod tests {
             ("127.0.0.1:6379", "no scheme"),
             ("http://u:hunter2@h", "scheme that is none of"),
             ("hunter2://h", "scheme that is none of"),
-            ("rediss://u:hunter2@h", "TLS"),
-            ("valkeys://u:hunter2@h", "TLS"),
+            ("rediss://u:hunter2@h#insecure", "fragment"),
+            ("rediss://u:hunter2@a:1,b:2", "several hosts"),
+            ("valkeys://u:hunter2@", "no host"),
             ("redis://u:hunter2@a:1,b:2", "several hosts"),
             ("redis-cluster://u:hunter2@", "no host"),
             ("redis-cluster://u:hunter2@h,", "no host"),

@@ -15,7 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 
-use super::frame::Inbox;
+use super::frame::{self, Inbox};
+use super::tls::{Tls, Tunnel};
 use crate::election::clock::Instant;
 use crate::election::store::budget::{BellEnd, Budget};
 
@@ -29,6 +30,10 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 /// How much is read at once; the replies of a usual batch fit.
 const READ_SIZE: usize = 4096;
 
+/// How many reads may pass until a connection at rest has nothing more to say. After a handshake with TLS
+/// a server sends what is no reply.
+const QUIET_READS: usize = 16;
+
 /// Why a connection is of no use any more.
 #[derive(Debug)]
 pub(super) enum Broken {
@@ -40,6 +45,8 @@ pub(super) enum Broken {
     Io(io::Error),
     /// The server sent this, and no reply.
     Garbage(&'static str),
+    /// This, which does not pass by itself.
+    Misconfigured(String),
 }
 
 impl From<Errno> for Broken {
@@ -128,9 +135,9 @@ impl<'a> Patience<'a> {
 /// A connected socket and the bytes that came over it and are not used yet.
 #[derive(Debug)]
 pub(super) struct Wire {
-    socket: OwnedFd,
+    socket: Socket,
+    tunnel: Option<Box<Tunnel>>,
     inbox: Inbox,
-    writes: usize,
 }
 
 impl Wire {
@@ -175,36 +182,75 @@ impl Wire {
 
     /// A connection over a socket that is connected and does not block.
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Self { socket, inbox: Inbox::default(), writes: 0 }
+        Self { socket: Socket { fd: socket, writes: 0 }, tunnel: None, inbox: Inbox::default() }
+    }
+
+    /// The same connection, encrypted from now on, with a server that proves to be this host.
+    pub(super) fn encrypted(
+        mut self,
+        tls: &Tls,
+        host: &str,
+        patience: &Patience<'_>,
+    ) -> Result<Self, Broken> {
+        self.tunnel = Some(Box::new(tls.tunnel(host)?));
+        let shaken = self.handshake(patience);
+        if let (Err(_), Some(tunnel)) = (&shaken, &mut self.tunnel) {
+            // The server is told why, if it takes that at once.
+            net::send(&self.socket.fd, &tunnel.outgoing(), SEND_FLAGS).ok();
+        }
+        shaken.map(|()| self)
+    }
+
+    fn handshake(&mut self, patience: &Patience<'_>) -> Result<(), Broken> {
+        while self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_handshaking()) {
+            self.flush(patience)?;
+            patience.readable(&self.socket.fd)?;
+            self.read()?;
+            if self.is_closed() {
+                return Err(Broken::Closed);
+            }
+        }
+        self.flush(patience)
     }
 
     /// How many writes were made on this connection.
     pub(super) fn writes(&self) -> usize {
-        self.writes
+        self.socket.writes
     }
 
-    /// Whether nothing has come that nobody asked for: no byte, no close, no error.
-    pub(super) fn is_quiet(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        let ready = poll(&mut fds, Some(&Timespec::default()));
-        // An interrupted poll leaves it to the next read to find out.
-        self.inbox.is_empty() && matches!(ready, Ok(0) | Err(Errno::INTR))
+    /// Whether nothing has come that nobody asked for: no value, no close, no error.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        for _ in 0..QUIET_READS {
+            if !self.inbox.is_empty() || self.is_closed() {
+                return false;
+            }
+            let mut fds = [PollFd::new(&self.socket.fd, PollFlags::IN)];
+            // An interrupted poll leaves it to the next read to find out.
+            if matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0) | Err(Errno::INTR)) {
+                return true;
+            }
+            // Over TLS there is more than replies.
+            if self.tunnel.is_none() || self.read().is_err() {
+                return false;
+            }
+        }
+        false
     }
 
-    /// Sends all of it, in one write if the system takes it. An error comes with how much was sent.
+    /// Sends all of it, in one write if the system takes it. An error comes with how much was sent, or may
+    /// have been.
     pub(super) fn send(&mut self, bytes: &[u8], patience: &Patience<'_>) -> Result<(), (usize, Broken)> {
-        let mut sent = 0;
-        while sent < bytes.len() {
-            if patience.remaining().is_none() {
-                return Err((sent, Broken::Late));
-            }
-            self.writes += 1;
-            match net::send(&self.socket, &bytes[sent..], SEND_FLAGS) {
-                Ok(count) => sent += count,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => patience.writable(&self.socket).map_err(|broken| (sent, broken))?,
-                Err(errno) => return Err((sent, errno.into())),
-            }
+        // What TLS itself has to say is not counted.
+        self.flush(patience).map_err(|broken| (0, broken))?;
+        let Some(tunnel) = &mut self.tunnel else { return self.socket.send(bytes, patience) };
+        let mut before = 0;
+        for record in bytes.chunks(Tunnel::RECORD) {
+            tunnel.seal(record);
+            // The other side cannot use a record without its end, but that is not for us to prove.
+            self.socket
+                .send(&tunnel.outgoing(), patience)
+                .map_err(|(sent, broken)| (before + if sent == 0 { 0 } else { record.len() }, broken))?;
+            before += record.len();
         }
         Ok(())
     }
@@ -222,25 +268,79 @@ impl Wire {
     /// The next value, whether it was asked for or pushed.
     pub(super) fn receive_any(&mut self, patience: &Patience<'_>) -> Result<Value, Broken> {
         loop {
-            if let Some(value) = self.inbox.take().map_err(Broken::Garbage)? {
-                return Ok(value);
+            match self.inbox.take() {
+                Ok(Some(value)) => return Ok(value),
+                Ok(None) if self.is_closed() => return Err(Broken::Closed),
+                Ok(None) => {}
+                Err(what @ frame::TLS) => {
+                    return Err(Broken::Misconfigured(format!(
+                        "the server sent {what}: begin the URL with rediss://"
+                    )));
+                }
+                Err(what) => return Err(Broken::Garbage(what)),
             }
             // Waiting first also bounds a server that sends without end.
-            patience.readable(&self.socket)?;
+            patience.readable(&self.socket.fd)?;
             self.read()?;
+            // It may have asked for new keys.
+            self.flush(patience)?;
         }
     }
 
     fn read(&mut self) -> Result<(), Broken> {
         let mut buffer = [0; READ_SIZE];
-        match net::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
-            Ok((0, _)) => Err(Broken::Closed),
-            Ok((count, _)) => {
-                self.inbox.add(&buffer[..count]);
+        let read = self.socket.read(&mut buffer)?;
+        match &mut self.tunnel {
+            Some(tunnel) => tunnel.open(read, &mut self.inbox),
+            None => {
+                self.inbox.add(read);
                 Ok(())
             }
-            // Ready, and then not: the caller waits again.
-            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+        }
+    }
+
+    /// Sends what TLS itself has to say.
+    fn flush(&mut self, patience: &Patience<'_>) -> Result<(), Broken> {
+        let Some(tunnel) = &mut self.tunnel else { return Ok(()) };
+        self.socket.send(&tunnel.outgoing(), patience).map_err(|(_, broken)| broken)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_closed())
+    }
+}
+
+/// The bytes as they go over the network.
+#[derive(Debug)]
+struct Socket {
+    fd: OwnedFd,
+    writes: usize,
+}
+
+impl Socket {
+    fn send(&mut self, bytes: &[u8], patience: &Patience<'_>) -> Result<(), (usize, Broken)> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            if patience.remaining().is_none() {
+                return Err((sent, Broken::Late));
+            }
+            self.writes += 1;
+            match net::send(&self.fd, &bytes[sent..], SEND_FLAGS) {
+                Ok(count) => sent += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => patience.writable(&self.fd).map_err(|broken| (sent, broken))?,
+                Err(errno) => return Err((sent, errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// What has come; nothing, if it was ready and then not: the caller waits again.
+    fn read<'b>(&self, buffer: &'b mut [u8]) -> Result<&'b [u8], Broken> {
+        match net::recv(&self.fd, &mut *buffer, RecvFlags::empty()) {
+            Ok((0, _)) => Err(Broken::Closed),
+            Ok((count, _)) => Ok(&buffer[..count]),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(&[]),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -2,8 +2,12 @@
 
 use std::collections::VecDeque;
 
+use super::super::resolve::Names;
+use super::super::wire::Patience;
 use super::fake::{Fake, hello, nobody};
 use super::*;
+use crate::election::store::Lookups;
+use crate::election::store::budget::Bell;
 use crate::election::store::redirect::{MOST_REDIRECTS, execute_one};
 use crate::election::store::sealed::Open;
 
@@ -258,6 +262,39 @@ fn every_node_gets_the_login_of_the_urls() {
     finds_it_vacant(&store);
     assert_eq!(told.try_iter().collect::<Vec<_>>(), ["AUTH user hunter2"; 2]);
     assert!(!format!("{store:?}").contains("hunter2"));
+}
+
+#[test]
+fn names_without_end_that_hang_start_no_threads_without_end() {
+    let (hang, hung) = unbounded::<()>();
+    let resolver = super::super::Resolver::new(move |host, port| match host {
+        "good" => Ok(vec![(Ipv4Addr::LOCALHOST, port).into()]),
+        _ => hung.recv().map(|()| Vec::new()).map_err(io::Error::other),
+    });
+    let running = Lookups::default();
+    let names = Names::new(resolver, running.clone());
+    let (bell, end) = Bell::new().expect("descriptors");
+    let look_up = |host: &str, time| {
+        let budget = Budget::new(Instant::now() + time, &bell);
+        names.addresses(host, 7, &Patience::new(&budget, &end))
+    };
+    look_up("good", LONG).expect("an address");
+    let hangs = |number| look_up(&format!("h{number}"), Duration::from_millis(1)).expect_err("it hangs");
+    (0..200).for_each(|number| drop(hangs(number)));
+    let last = hangs(200);
+    assert!(running.running() <= 64, "{}", running.running());
+    assert_eq!((last.outcome(), last.class()), (Outcome::NotSent, Class::Passing));
+    let cause = std::error::Error::source(&last).expect("a cause").to_string();
+    assert!(cause.contains("too many"), "{cause}");
+    // Once they have ended, others have their turn.
+    drop(hang);
+    let begun = Instant::now();
+    while running.running() > 0 {
+        assert!(begun.elapsed() < CAP);
+        thread::yield_now();
+    }
+    look_up("h0", LONG).expect_err("it was not found");
+    look_up("good", LONG).expect("an address");
 }
 
 #[test]

@@ -130,11 +130,18 @@ fn a_sentinel_that_is_none_or_does_not_know_the_name_says_what_to_put_right() {
         assert_says(&error, Outcome::NotSent, class, &[what, &sentinel.address.to_string()]);
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
-    // What passes by itself does not hide it, in whatever order it comes.
+    // What passes by itself does not hide it, in whatever order it comes; nor what a server says.
     let ignorant = odd(b"*-1\r\n");
-    for sentinels in [[nobody(), ignorant.address], [ignorant.address, nobody()]] {
-        let error = look(&mut session_by(&sentinels), LONG).expect_err("no such name");
-        assert_says(&error, Outcome::NotSent, Class::Configuration, &["mymaster"]);
+    let (to_nobody, to_locked) =
+        (sentinel(nobody()), sentinel(odd(b"-WRONGPASS invalid password\r\n").address));
+    for (sentinels, what) in [
+        ([nobody(), ignorant.address], "mymaster"),
+        ([ignorant.address, nobody()], "mymaster"),
+        ([to_nobody.address, to_locked.address], "WRONGPASS"),
+        ([to_locked.address, to_nobody.address], "WRONGPASS"),
+    ] {
+        let error = look(&mut session_by(&sentinels), LONG).expect_err("no server");
+        assert_says(&error, Outcome::NotSent, Class::Configuration, &[what]);
     }
 }
 
