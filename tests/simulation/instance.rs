@@ -14,6 +14,7 @@ use crate::election::store::{Action, Operation};
 #[derive(Debug)]
 pub(super) struct Instance {
     pub(super) settings: Settings,
+    group: Group,
     pub(super) life: u64,
     pub(super) id: InstanceId,
     /// None while there is no process.
@@ -97,6 +98,7 @@ impl Instance {
     pub(super) fn new(settings: Settings) -> Self {
         Self {
             settings,
+            group: Group::new("simulated").expect("a good name"),
             life: 0,
             id: "nobody".into(),
             machine: None,
@@ -153,7 +155,7 @@ impl Instance {
 
     /// What its session is asked.
     pub(super) fn operation(&self, action: Action) -> Operation {
-        let group = Group::new("simulated").expect("a good name");
+        let group = self.group.clone();
         let timing = &self.settings.timing;
         Operation { group, id: self.id.clone(), ttl: timing.ttl, action, strict: timing.strict }
     }

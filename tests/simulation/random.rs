@@ -27,7 +27,7 @@ pub(super) fn search(
     effort: Effort,
 ) -> Result<Vec<(Climate, Figures)>, String> {
     // Most of the effort goes to what the promises cover.
-    let shares = [10, 65, 15, 10];
+    let shares = [10, 70, 15, 5];
     let climates = Climate::ALL.into_iter().zip(shares);
     let wanted = climates.filter(|(climate, _)| only.is_none_or(|only| only == *climate));
     let found = wanted.map(|(climate, share)| {
