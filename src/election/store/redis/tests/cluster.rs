@@ -93,6 +93,28 @@ fn an_ask_is_followed_once_with_asking_before_it_and_not_remembered() {
 }
 
 #[test]
+fn a_node_that_refuses_asking_says_why_it_sends_an_operation_back_and_one_that_serves_it_is_believed() {
+    let refusal = "NOPERM this user has no permissions to run the 'asking' command";
+    let sent_back = moved(nobody());
+    for (reply, serves) in [(sent_back.as_bytes(), false), (VACANT, true)] {
+        let reply = reply.to_vec();
+        let target = Fake::new(move |words| match &*words[0] {
+            "HELLO" => hello("cluster", "master"),
+            "ASKING" => format!("-{refusal}\r\n").into_bytes(),
+            _ => reply.clone(),
+        });
+        let source = node([format!("-ASK {SLOT} {}\r\n", target.address)]);
+        match look_within(&cluster(&[source.address]), LONG) {
+            Ok(Answer::Vacant) => assert!(serves),
+            Err(error) if !serves => {
+                assert_says(&error, Outcome::Refused, Class::Configuration, &["'asking'", "NOPERM"]);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_slot_that_moves_is_asked_again_as_long_as_there_is_time() {
     let again = || "-TRYAGAIN Multiple keys request during rehashing of slot\r\n".to_owned();
     let moving = node(vec![again(); 10]);
