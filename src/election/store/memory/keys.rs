@@ -139,17 +139,17 @@ impl Keys {
         })?;
         if let Some(strict) = attempt.strict {
             let is_known = term.lineage.as_ref() == Some(clocks.lineage);
-            if is_parked {
-                // This instance has parked it. Until replicas have acknowledged that it is to be asked again.
-                let lineage = Some(clocks.lineage.clone()).filter(|_| !is_known);
-                if lineage.is_some() {
-                    self.both().1.attempt = attempt.number;
-                }
-                return Ok(Said { answer: self.look(clocks.now), lineage });
+            if is_parked && is_known {
+                return Ok(self.look(clocks.now).into());
             }
             // Who had the lease may have known of a longer ttl than this instance does.
             let longest = term.longest(strict);
             let parked = match is_known {
+                // Parked by this instance, and not acknowledged in time: it is asked for again for what is left.
+                false if is_parked => {
+                    let left = self.lease.as_ref().and_then(|lease| remaining(lease, clocks.now));
+                    left.filter(|left| !left.is_zero()).unwrap_or(longest)
+                }
                 false => longest,
                 true if self.lease.is_none() && term.holder != *id => {
                     term.until.unwrap_or_default().saturating_sub(clocks.now).min(longest)

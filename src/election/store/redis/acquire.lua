@@ -40,15 +40,14 @@ if strict then
   here = lineage(replicas)
   if type(here) == 'table' then return here end
   local known = fields[4] == here
-  if holder == hold then
-    -- This instance has parked it. Until replicas have acknowledged that it is to be asked again.
-    if known then return held(holder) end
-    redis.call('HSET', KEYS[2], 'attempt', attempt)
-    return {'parked', hold, redis.call('PTTL', KEYS[1]), here}
-  end
+  if holder == hold and known then return held(holder) end
   -- Who had the lease may have known of a longer ttl than this instance does.
   longest = math.max(tonumber(longest), tonumber(fields[7]) or 0)
-  if not known then
+  if holder == hold then
+    -- Parked by this instance, and not acknowledged in time: it is asked for again for what is left of it.
+    parked = redis.call('PTTL', KEYS[1])
+    if parked < 1 then parked = longest end
+  elseif not known then
     parked = longest
   elseif not holder and of ~= id then
     parked = math.min((tonumber(fields[5]) or 0) - clock, longest)
