@@ -166,8 +166,10 @@ impl RedisStore {
 
     /// Leases kept in the primary that these Sentinels watch under this name. It does no I/O.
     ///
-    /// The Sentinels are asked in turn each time a connection is dialled, and the server that one names is
-    /// used if it says itself that it is a primary. User and password in the URLs are those of the *Sentinels*;
+    /// All Sentinels are asked each time a connection is dialled. The server that the newest configuration names is
+    /// used if it says itself that it is a primary, else another one that is named and does. A Sentinel that hangs
+    /// costs its share of the time once, and is left alone for ten seconds where more than half of all answer. User
+    /// and password in the URLs are those of the *Sentinels*;
     /// the database is the servers'.
     ///
     /// # Errors
