@@ -85,7 +85,7 @@ fn all_sentinels_are_asked_at_each_dial_and_a_server_that_they_name_is_used() {
             if words[1] == "MASTER" { of_epoch("7") } else { named.clone() }
         })
     });
-    let mut session = session_by(&[nobody(), ignorant.address, asked[0].address, asked[1].address]);
+    let mut session = session_by(&[ignorant.address, asked[0].address, asked[1].address]);
     for _ in 0..2 {
         finds_it_vacant(&mut session, LONG);
         assert_eq!(ignorant.asked(), ["SENTINEL"; 2]);
@@ -189,6 +189,14 @@ fn a_master_that_hangs_is_dialled_once_after_all_sentinels_have_been_asked() {
     assert_says(&error, Outcome::NotSent, Class::Passing, &["handshake", "took longer"]);
     assert_eq!(frozen.asked(), ["HELLO"]);
     assert!(sentinels.iter().all(|sentinel| sentinel.asked() == ["SENTINEL"; 2]));
+}
+
+#[test]
+fn a_server_that_hangs_costs_its_share_and_then_the_next_is_dialled() {
+    let (frozen, master) = (Fake::new(|_| SILENCE.to_vec()), server("master"));
+    let sentinels = [sentinel_of(2, frozen.address), sentinel_of(1, master.address)];
+    finds_it_vacant(&mut session_by(&sentinels.each_ref().map(|it| it.address)), SHORT * 8);
+    assert_eq!(frozen.asked(), ["HELLO"]);
 }
 
 #[test]
