@@ -77,24 +77,40 @@ impl Dialer {
     /// A connection to a server that sentinels name, and that says itself that it is a primary.
     ///
     /// For some seconds after a failover some sentinels still name the old primary, which may live again and take
-    /// itself for one. So all are asked, and the server of the newest configuration is dialled first. Each server
-    /// is dialled once, so that a dead one costs its share of the time once.
+    /// itself for one. So all are asked, and the server of the newest configuration is dialled first. They are asked
+    /// again after each dial: one that was stopped can go on in the middle of it, when another is promoted already.
+    /// A server that was dialled in vain is not dialled again.
     pub(super) fn dial_by_sentinels(
         &mut self,
         sentinels: &Sentinels,
         patience: &Patience<'_>,
     ) -> Result<Wire, StoreError> {
-        let (mut named, of_sentinel) = self.ask_all(sentinels, patience);
-        named.sort_by_key(|it| Reverse((it.epoch, it.sentinels)));
-        let (count, mut of_server) = (named.len(), None);
-        for (number, Named { address, .. }) in named.into_iter().enumerate() {
-            self.target.address = address;
-            match self.dial_server(&patience.share(count - number)) {
-                Ok(wire) => return Ok(wire),
-                Err(error) => of_server = to_tell(of_server, error),
+        let (mut failed, mut kept, mut of_server) = (Vec::new(), None, None);
+        // Each may name another one; then one is promoted, and is confirmed.
+        for _ in 0..sentinels.all.len() + 2 {
+            let (mut named, of_sentinel) = self.ask_all(sentinels, patience);
+            named.retain(|it| !failed.contains(&it.address));
+            // The first of equals stays the first.
+            named.sort_by_key(|it| Reverse((it.epoch, it.sentinels)));
+            let Some(Named { address, .. }) = named.first() else {
+                return Err(of_server.or(of_sentinel).expect("a server or a sentinel has failed"));
+            };
+            if let Some(wire) = kept.take_if(|_| self.target.address == *address) {
+                return Ok(wire);
+            }
+            self.target.address = address.clone();
+            // One share for each server that is left, and one for asking again.
+            match self.dial_server(&patience.share(named.len() + 1)) {
+                Ok(wire) => kept = Some(wire),
+                Err(error) => {
+                    failed.push(address.clone());
+                    kept = None;
+                    of_server = to_tell(of_server, error);
+                }
             }
         }
-        Err(of_server.or(of_sentinel).expect("there is a sentinel, and it named a server or failed"))
+        Err(of_server
+            .unwrap_or_else(|| self.not_sent(Class::Passing, "is one of too many that the Sentinels name")))
     }
 
     /// Asks the sentinels which server is the primary. With the answers comes the error that is told if no server

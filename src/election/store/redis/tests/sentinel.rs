@@ -74,7 +74,7 @@ fn replicas<const N: usize>() -> ([Fake; N], Receiver<usize>) {
 }
 
 #[test]
-fn all_sentinels_are_asked_at_each_dial_and_a_server_that_they_name_is_used() {
+fn all_sentinels_are_asked_before_and_after_each_dial_and_a_server_that_they_name_is_used() {
     let master = server("master");
     let ignorant = Fake::new(|_| b"*-1\r\n".to_vec());
     let (tell, told) = unbounded();
@@ -88,8 +88,8 @@ fn all_sentinels_are_asked_at_each_dial_and_a_server_that_they_name_is_used() {
     let mut session = session_by(&[ignorant.address, asked[0].address, asked[1].address]);
     for _ in 0..2 {
         finds_it_vacant(&mut session, LONG);
-        assert_eq!(ignorant.asked(), ["SENTINEL"; 2]);
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), [QUESTIONS, QUESTIONS].concat());
+        assert_eq!(ignorant.asked(), ["SENTINEL"; 4]);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [QUESTIONS; 4].concat());
         assert_eq!(master.asked(), ["HELLO", "EVAL"]);
         session.forget_wire();
     }
@@ -140,6 +140,35 @@ fn an_old_primary_that_lives_again_is_not_used_while_most_sentinels_still_name_i
 }
 
 #[test]
+fn a_primary_that_is_superseded_while_it_is_dialled_is_left_for_the_new_one() {
+    let new = server("master");
+    let promoted = Arc::new(AtomicUsize::new(0));
+    let old = Fake::new({
+        let promoted = Arc::clone(&promoted);
+        move |_| {
+            promoted.store(1, Ordering::SeqCst);
+            hello("standalone", "master")
+        }
+    });
+    let ports = [old.address, new.address].map(|it| it.port().to_string());
+    let sentinel = Fake::new(move |_| address("127.0.0.1", &ports[promoted.load(Ordering::SeqCst)]));
+    finds_it_vacant(&mut session_by(&[sentinel.address]), LONG);
+    assert_eq!((old.asked(), new.asked()), (vec!["HELLO".to_owned()], vec!["HELLO".into(), "EVAL".into()]));
+}
+
+#[test]
+fn sentinels_that_name_another_server_each_time_do_not_hold_up_anybody_for_ever() {
+    let servers: Vec<_> = (0..20).map(|_| server("master")).collect();
+    let mut ports: Vec<_> = servers.iter().map(|it| it.address.port().to_string()).collect();
+    let sentinel = Fake::new(move |words| match &*words[1] {
+        "MASTER" => NO_RIGHT.to_vec(),
+        _ => address("127.0.0.1", &ports.pop().expect("it is not asked so often")),
+    });
+    let error = look(&mut session_by(&[sentinel.address]), LONG).expect_err("never the same");
+    assert_says(&error, Outcome::NotSent, Class::Passing, &["too many that the Sentinels name"]);
+}
+
+#[test]
 fn a_silent_sentinel_costs_its_share_once_where_more_than_half_answer() {
     let master = server("master");
     let good = [(); 2].map(|()| sentinel(master.address));
@@ -147,12 +176,12 @@ fn a_silent_sentinel_costs_its_share_once_where_more_than_half_answer() {
     for (others, is_asked_again) in [([one, two], false), ([one, nobody()], true)] {
         let silent = Fake::new(|_| SILENCE.to_vec());
         let store = store(&[silent.address, others[0], others[1]]);
-        for is_asked in [true, is_asked_again] {
+        // It is spared after the dial already.
+        for asked in if is_asked_again { [4, 4] } else { [2, 0] } {
             // What one session has found out, all know.
             let mut session = RedisSession::new(store.dialer()).expect("descriptors");
             finds_it_vacant(&mut session, SHORT * 16);
-            let expected: &[&str] = if is_asked { &["SENTINEL"; 2] } else { &[] };
-            expected.iter().for_each(|it| assert_eq!(silent.next_asked(), *it));
+            (0..asked).for_each(|_| assert_eq!(silent.next_asked(), "SENTINEL"));
             assert!(silent.asked().is_empty());
         }
     }
@@ -177,18 +206,18 @@ fn a_server_that_all_sentinels_name_is_tried_once() {
     let error = look(&mut session_by(&addresses), LONG).expect_err("no primary");
     assert_says(&error, Outcome::NotSent, Class::WrongNode, &["is a replica"]);
     assert_eq!(replica.asked(), ["HELLO"]);
-    assert!(sentinels.iter().all(|sentinel| sentinel.asked() == ["SENTINEL"; 2]));
+    assert!(sentinels.iter().all(|sentinel| sentinel.asked() == ["SENTINEL"; 4]));
 }
 
 #[test]
-fn a_master_that_hangs_is_dialled_once_after_all_sentinels_have_been_asked() {
+fn a_master_that_hangs_has_half_of_the_time_and_then_the_sentinels_are_asked_again() {
     let frozen = Fake::new(|_| SILENCE.to_vec());
     let sentinels = [(); 3].map(|()| sentinel(frozen.address));
     let addresses = sentinels.each_ref().map(|sentinel| sentinel.address);
     let error = look(&mut session_by(&addresses), SHORT * 8).expect_err("it hangs");
     assert_says(&error, Outcome::NotSent, Class::Passing, &["handshake", "took longer"]);
     assert_eq!(frozen.asked(), ["HELLO"]);
-    assert!(sentinels.iter().all(|sentinel| sentinel.asked() == ["SENTINEL"; 2]));
+    assert!(sentinels.iter().all(|sentinel| sentinel.asked() == ["SENTINEL"; 4]));
 }
 
 #[test]
@@ -279,11 +308,21 @@ fn sentinels_and_servers_have_their_own_logins() {
     for (store, expected) in [
         (
             RedisStore::sentinel([url.replace("//", "//watch:hunter2@") + "/3"], "mymaster"),
-            ["AUTH watch hunter2", state, asked, "HELLO 3 SETNAME taskrunner", "SELECT 3"].as_slice(),
+            [
+                "AUTH watch hunter2",
+                state,
+                asked,
+                "HELLO 3 SETNAME taskrunner",
+                "SELECT 3",
+                "AUTH watch hunter2",
+                state,
+                asked,
+            ]
+            .as_slice(),
         ),
         (
             RedisStore::open(&(url.replace("redis://", "redis-sentinel://u:hunter2@") + "/mymaster")),
-            [state, asked, "HELLO 3 AUTH u hunter2 SETNAME taskrunner"].as_slice(),
+            [state, asked, "HELLO 3 AUTH u hunter2 SETNAME taskrunner", state, asked].as_slice(),
         ),
     ] {
         let store = store.expect("a good URL");
