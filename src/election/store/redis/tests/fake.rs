@@ -45,11 +45,6 @@ impl Fake {
         self.asked.try_iter().map(|mut words| words.remove(0)).collect()
     }
 
-    /// The next command that has come or will come, by its first word.
-    pub(super) fn next_asked(&self) -> String {
-        self.asked.recv_timeout(CAP).expect("a command").remove(0)
-    }
-
     pub(super) fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
