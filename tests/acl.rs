@@ -23,9 +23,11 @@ const CHANNELS: [&str; 2] = ["resetchannels", "&taskrunner:leader:*"];
 const IN_SCRIPTS: [&str; 9] =
     ["+get", "+set", "+del", "+pttl", "+pexpire", "+hset", "+hdel", "+hmget", "+time"];
 const COMMANDS: [&str; 3] = ["+eval", "+publish", "+subscribe"];
-const OF_STRICT: [&str; 2] = ["+info", "+wait"];
+pub(crate) const OF_STRICT: [&str; 2] = ["+info", "+wait"];
+pub(crate) const OF_CLUSTER: [&str; 1] = ["+asking"];
+pub(crate) const OF_SENTINEL: [&str; 2] = ["-@all", "+sentinel|get-master-addr-by-name"];
 
-fn rights() -> Vec<&'static str> {
+pub(crate) fn rights() -> Vec<&'static str> {
     [&KEYS[..], &CHANNELS, &["-@all"], &COMMANDS, &IN_SCRIPTS].concat()
 }
 
@@ -50,7 +52,7 @@ fn user_without(right: &str) -> String {
 }
 
 /// Makes a user of exactly these rights, whose password is its name.
-fn set_user(server: &Server, user: &str, rights: &[&str]) {
+pub(crate) fn set_user(server: &Server, user: &str, rights: &[&str]) {
     server.command(&["ACL", "DELUSER", user]);
     let password = format!(">{user}");
     let command = [&["ACL", "SETUSER", user, "on", &password], rights].concat();
@@ -66,12 +68,12 @@ fn builder(url: &str, group: &str) -> Builder {
 }
 
 #[track_caller]
-fn leads(elector: &Elector) -> u64 {
+pub(crate) fn leads(elector: &Elector) -> u64 {
     elector.wait_for_leadership(CAP).unwrap_or_else(|error| panic!("{}", error.to_chain())).token()
 }
 
 #[track_caller]
-fn follows(elector: &Elector) {
+pub(crate) fn follows(elector: &Elector) {
     eventually(CAP, || match elector.status().leader {
         Some(leader) if leader.id != elector.id() => Ok(()),
         other => Err(other),
@@ -80,7 +82,7 @@ fn follows(elector: &Elector) {
 
 /// Waits until the elector has had this many more renewals answered.
 #[track_caller]
-fn renews(elector: &Elector, times: u64) {
+pub(crate) fn renews(elector: &Elector, times: u64) {
     let from = elector.status().counters.renewals;
     eventually(CAP, || match elector.status().counters.renewals {
         now if now >= from + times => Ok(()),
@@ -91,7 +93,7 @@ fn renews(elector: &Elector, times: u64) {
 #[test]
 fn the_documentation_names_the_rights_that_are_tested() {
     let text = include_str!("../src/election/store/redis/mod.rs");
-    for right in rights().into_iter().chain(OF_STRICT) {
+    for right in rights().into_iter().chain(OF_STRICT).chain(OF_CLUSTER).chain(OF_SENTINEL) {
         assert!(text.contains(right), "{right}");
     }
 }
@@ -154,7 +156,7 @@ fn a_database_and_strict_need_the_rights_that_are_documented_for_them() {
 
 /// That an error of kind configuration names it, again and again and no more often than every wait (of 100 ms).
 #[track_caller]
-fn expect_named(elector: &Elector, right: &str, names: &[&str], operation: Option<Operation>) {
+pub(crate) fn expect_named(elector: &Elector, right: &str, names: &[&str], operation: Option<Operation>) {
     let (errors, from) = (elector.on_error(), Instant::now());
     let next = || errors.recv_deadline(from + CAP).unwrap_or_else(|_| panic!("{right}: no such error"));
     let told = std::iter::repeat_with(next);

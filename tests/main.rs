@@ -5,6 +5,7 @@
 
 mod support;
 
+mod access;
 mod acl;
 mod chaos;
 mod command_line;

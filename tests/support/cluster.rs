@@ -45,17 +45,10 @@ impl Cluster {
         for (index, node) in it.nodes.iter().enumerate() {
             ok(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
             if index < MASTERS {
-                let slots = index * SLOTS / MASTERS..(index + 1) * SLOTS / MASTERS;
-                let slots: Vec<_> = slots.map(|slot| slot.to_string()).collect();
-                // CLUSTER ADDSLOTSRANGE is newer than 6.2.
-                let args: Vec<_> =
-                    ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
-                ok(node, &args);
+                add_slots(node, index, MASTERS);
             }
             // Gossip would tell them of each other as well, and takes seconds.
-            for other in &it.nodes[..index] {
-                ok(node, &["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
-            }
+            it.nodes[..index].iter().for_each(|other| meet(node, other.port()));
         }
         for (index, node) in it.nodes.iter().enumerate().skip(MASTERS) {
             let master = &it.ids[index % MASTERS];
@@ -172,6 +165,35 @@ impl Cluster {
             ok(&self.nodes[index], &["CLUSTER", "SETSLOT", &number, "NODE", &self.ids[to]]);
         }
     }
+}
+
+/// Makes one cluster without replicas of these nodes, each of which has its part of the slots and is to be reached,
+/// by the others too, at the port.
+pub(crate) fn join(nodes: &[(&Server, u16)]) {
+    for (index, (node, _)) in nodes.iter().enumerate() {
+        ok(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+        add_slots(node, index, nodes.len());
+        nodes[..index].iter().for_each(|(_, port)| meet(node, *port));
+    }
+    for (node, _) in nodes {
+        eventually(CAP, || match node.command(&["CLUSTER", "INFO"]) {
+            Reply::Text(info) if info.contains("cluster_state:ok") => Ok(()),
+            info => Err(info),
+        });
+    }
+}
+
+/// Gives a node the slots that it has as one of so many masters.
+fn add_slots(node: &Server, index: usize, masters: usize) {
+    let slots = index * SLOTS / masters..(index + 1) * SLOTS / masters;
+    let slots: Vec<_> = slots.map(|slot| slot.to_string()).collect();
+    // CLUSTER ADDSLOTSRANGE is newer than 6.2.
+    let args: Vec<_> = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+    ok(node, &args);
+}
+
+fn meet(node: &Server, port: u16) {
+    ok(node, &["CLUSTER", "MEET", "127.0.0.1", &port.to_string()]);
 }
 
 impl Known {

@@ -10,7 +10,7 @@ const CAP: Duration = Duration::from_secs(30);
 
 /// What every server with replicas, or of them, is started with: a replica is in step at once after it turned
 /// to a master, without the wait for others that would share the snapshot, and the snapshot is never on disk.
-pub(super) const ARGS: [&str; 6] =
+pub(crate) const ARGS: [&str; 6] =
     ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "1mb"];
 
 /// One master and replicas of it; the roles are those at the start.

@@ -77,6 +77,9 @@ impl Authority {
     }
 }
 
+/// What a server is started with that listens for TLS only and talks to other servers so.
+pub(crate) const ONLY_TLS: [&str; 4] = ["--port", "0", "--tls-replication", "yes"];
+
 /// A server that also listens on a port for TLS. It asks for no client certificate unless it is told to.
 pub(crate) struct TlsServer {
     pub(crate) server: Server,
@@ -90,6 +93,23 @@ impl TlsServer {
     }
 
     pub(crate) fn named(authority: &Authority, names: &[&str], validity: Validity, args: &[&str]) -> Self {
+        Self::by(Server::with, authority, names, validity, args)
+    }
+
+    /// A sentinel with a configuration file of these lines. It has TLS only, and asks the servers over TLS.
+    pub(crate) fn sentinel(authority: &Authority, lines: &str) -> Self {
+        let args = [&ONLY_TLS[..], &["--sentinel"]].concat();
+        let start = |args: &[&str]| Server::configured(lines, args);
+        Self::by(start, authority, &["127.0.0.1"], Validity::Now, &args)
+    }
+
+    fn by(
+        start: impl FnOnce(&[&str]) -> Server,
+        authority: &Authority,
+        names: &[&str],
+        validity: Validity,
+        args: &[&str],
+    ) -> Self {
         let shown = |path: &Path| path.to_str().expect("a path of the harness").to_owned();
         let (certificate, key) = authority.sign_files(names, validity);
         let (ca, certificate, key) = (shown(&authority.file()), shown(&certificate), shown(&key));
@@ -101,7 +121,7 @@ impl TlsServer {
             &["--tls-ca-cert-file", &ca, "--tls-auth-clients", "no"],
             args,
         ];
-        Self { server: Server::with(&tls.concat()), tls_port }
+        Self { server: start(&tls.concat()), tls_port }
     }
 
     pub(crate) fn url(&self) -> String {

@@ -61,10 +61,12 @@ use url::{Address, SENTINEL_PORT, Target, Url, bad};
 ///     -@all +eval +get +set +del +pttl +pexpire +hset +hdel +hmget +time +publish +subscribe
 /// ```
 ///
-/// and `+select` for a database other than 0, `+info +wait` for [strict](crate::election::Strict). A right that is
-/// missing is told by an error of kind [`Configuration`](crate::election::ErrorKind::Configuration) each time it is in
-/// the way; without `publish` and `subscribe` elections go on, but followers learn of a release only when the lease
-/// would have ended.
+/// and `+select` for a database other than 0, `+asking` in a cluster, `+info +wait` for
+/// [strict](crate::election::Strict). A right that is missing is told by an error of kind
+/// [`Configuration`](crate::election::ErrorKind::Configuration) each time it is in the way; without `publish` and
+/// `subscribe` elections go on, but followers learn of a release only when the lease would have ended.
+///
+/// A user of a Sentinel needs no more than `-@all +sentinel|get-master-addr-by-name`.
 ///
 /// # Examples
 ///

@@ -213,8 +213,14 @@ impl<'a> Request<'a> {
             keep: true,
         };
         for (operation, call) in self.calls {
-            let asked = if dialer.is_asking() { wire.receive(patience).map(drop) } else { Ok(()) };
-            let said = match asked.and_then(|()| wire.receive(patience)) {
+            let asked = if dialer.is_asking() { wire.receive(patience) } else { Ok(Value::Nil) };
+            let reply = asked.and_then(|asked| Ok((asked, wire.receive(patience)?)));
+            // A node that refuses ASKING sends the operation back, which alone would not say why.
+            let reply = reply.map(|replies| match replies {
+                (asked @ Value::ServerError(_), Value::ServerError(_)) => asked,
+                (_, reply) => reply,
+            });
+            let said = match reply {
                 Ok(Value::ServerError(error)) => {
                     let error = refused(operation, address, &error);
                     // The next dial may find the right one: by another address, or by its role. A cluster's node
