@@ -184,7 +184,7 @@ fn a_user_of_the_documented_rights_keeps_its_leader_while_a_slot_is_moved() {
     let cluster = Cluster::start();
     for node in &cluster.nodes {
         let rights = "ACL SETUSER leases on >leases ~taskrunner:leader:* ~{taskrunner:leader:* resetchannels \
-            &taskrunner:leader:* -@all +eval +get +set +del +pttl +pexpire +hset +hdel +hmget +time +publish +subscribe";
+            &taskrunner:leader:* -@all +eval +get +set +del +pttl +pexpire +hset +hdel +hmget +time +publish +subscribe +asking";
         let rights: Vec<_> = rights.split_whitespace().collect();
         assert_eq!(node.command(&rights), Reply::Text("OK".into()));
     }
