@@ -291,8 +291,13 @@ fn a_key_whose_lines_were_joined_is_refused_and_not_shown() {
     for (what, joined) in
         [("as an escaped text", key.replace('\n', "\\n")), ("by spaces", key.replace('\n', " "))]
     {
-        let error = Tls::default().with_client_certificate(&certificate, joined).expect_err(what);
-        let shown = format!("{error:?} {}", error.to_chain());
-        assert!(!shown.contains(secret) && !shown.contains(in_numbers), "{what}: the key is shown");
+        let as_key = Tls::default().with_client_certificate(&certificate, &joined).expect_err(what);
+        let as_certificate = Tls::default().with_client_certificate(&joined, &key).expect_err(what);
+        let as_authority = Tls::default().with_ca(&joined).expect_err(what);
+        for error in [as_key, as_certificate, as_authority] {
+            let shown = format!("{error:?} {}", error.to_chain());
+            assert!(!shown.contains(secret) && !shown.contains(in_numbers), "{what}: the key is shown");
+            assert!(shown.contains("if the lines were joined, keep the line ends"), "{what}: {shown}");
+        }
     }
 }
