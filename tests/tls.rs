@@ -281,3 +281,23 @@ fn electors_over_tls_that_come_and_go_leave_no_thread_and_no_descriptor() {
         eventually(CAP, || if counts() == before { Ok(()) } else { Err((counts(), before)) });
     });
 }
+
+#[test]
+fn a_key_whose_lines_were_joined_is_refused_and_not_shown() {
+    let (certificate, key) = Authority::new().sign(&["client"], Validity::Now);
+    let secret = key.lines().nth(1).expect("a line of the key");
+    let in_numbers = format!("{:?}", secret.as_bytes());
+    let in_numbers = in_numbers.trim_matches(['[', ']']);
+    for (what, joined) in
+        [("as an escaped text", key.replace('\n', "\\n")), ("by spaces", key.replace('\n', " "))]
+    {
+        let as_key = Tls::default().with_client_certificate(&certificate, &joined).expect_err(what);
+        let as_certificate = Tls::default().with_client_certificate(&joined, &key).expect_err(what);
+        let as_authority = Tls::default().with_ca(&joined).expect_err(what);
+        for error in [as_key, as_certificate, as_authority] {
+            let shown = format!("{error:?} {}", error.to_chain());
+            assert!(!shown.contains(secret) && !shown.contains(in_numbers), "{what}: the key is shown");
+            assert!(shown.contains("if the lines were joined, keep the line ends"), "{what}: {shown}");
+        }
+    }
+}

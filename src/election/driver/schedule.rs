@@ -85,7 +85,7 @@ impl Schedule {
 
     pub(super) fn run(mut self) {
         while !(self.closed && self.elections.is_empty()) {
-            match self.messages.recv_timeout(self.sleep()) {
+            match self.messages.recv_timeout(self.sleep(Instant::now())) {
                 Ok(message) => {
                     if !self.take(message) {
                         return;
@@ -105,18 +105,19 @@ impl Schedule {
     }
 
     /// How long nothing is to be done.
-    fn sleep(&self) -> Duration {
-        let now = Instant::now();
+    pub(super) fn sleep(&self, now: Instant) -> Duration {
         let alarm = self.alarms.first().map_or(Instant::NEVER, |(at, _)| *at);
-        // Else what waits is sent when its lane is free, which a message tells. Only redirects have a pause.
-        let redirected = self.waiting.iter().take(if self.lanes.has_nodes() { usize::MAX } else { 0 });
-        let pause = redirected.map(|waiting| waiting.hop.at).filter(|at| *at > now).min();
+        // What waits for its lane is sent when that is free, which a message tells. Only redirects have a pause. One
+        // that has ended since the last dispatch counts, too: nothing else would tell of it.
+        let waiting = self.waiting.iter().take(if self.lanes.has_nodes() { usize::MAX } else { 0 });
+        let free = waiting.filter(|waiting| !self.lanes.is_busy(&self.way_of(waiting)));
+        let pause = free.map(|waiting| waiting.hop.at).min();
         let sleep = pause.unwrap_or(alarm).min(alarm).saturating_duration_since(now);
         if self.lagging.is_empty() { sleep } else { sleep.min(LAG_CHECK) }
     }
 
     /// Takes one message; false when the threads must end.
-    fn take(&mut self, message: Message) -> bool {
+    pub(super) fn take(&mut self, message: Message) -> bool {
         match message {
             Message::Add(election) => {
                 let id = election.number();
@@ -223,7 +224,7 @@ impl Schedule {
     }
 
     /// Calls the machines whose time has come.
-    fn call_due(&mut self) {
+    pub(super) fn call_due(&mut self) {
         let now = Instant::now();
         while let Some((at, id)) = self.alarms.first().copied() {
             if at > now {
@@ -283,7 +284,7 @@ impl Schedule {
     }
 
     /// Gives the I/O threads what has been waiting for them.
-    fn dispatch(&mut self) {
+    pub(super) fn dispatch(&mut self) {
         while !self.waiting.is_empty() && (self.lanes.has_nodes() || !self.lanes.is_busy(&None)) {
             let failed = self.dispatch_once();
             if failed.is_empty() {
@@ -302,14 +303,19 @@ impl Schedule {
         }
     }
 
+    /// The lane that a request goes along.
+    fn way_of(&self, waiting: &Waiting) -> Way {
+        waiting.hop.to.clone().or_else(|| self.lanes.way_of(&waiting.operation.group))
+    }
+
     /// Sends a batch along each lane that is free. Returns the requests that could not be sent, and why.
     fn dispatch_once(&mut self) -> Vec<(Request, StoreError)> {
         let now = Instant::now();
         let mut failed = Vec::new();
         let mut batches: BTreeMap<Way, (Vec<_>, Vec<_>)> = BTreeMap::new();
         for waiting in std::mem::take(&mut self.waiting) {
+            let way = self.way_of(&waiting);
             let Waiting { request, operation, hop } = waiting;
-            let way = hop.to.clone().or_else(|| self.lanes.way_of(&operation.group));
             if hop.at > now || self.lanes.is_busy(&way) {
                 self.waiting.push(Waiting { request, operation, hop });
             } else if request.until <= now {

@@ -178,3 +178,36 @@ fn a_stop_is_bounded_though_every_node_is_frozen() {
         assert!(from.elapsed() < Duration::from_secs(2 * 2 + 2), "{:?}", from.elapsed());
     }
 }
+
+#[test]
+fn a_user_of_the_documented_rights_keeps_its_leader_while_a_slot_is_moved() {
+    let cluster = Cluster::start();
+    for node in &cluster.nodes {
+        let rights = "ACL SETUSER leases on >leases ~taskrunner:leader:* ~{taskrunner:leader:* resetchannels \
+            &taskrunner:leader:* -@all +eval +get +set +del +pttl +pexpire +hset +hdel +hmget +time +publish +subscribe +asking";
+        let rights: Vec<_> = rights.split_whitespace().collect();
+        assert_eq!(node.command(&rights), Reply::Text("OK".into()));
+    }
+    let urls = cluster.nodes.each_ref().map(|node| node.url().replace("redis://", "redis://leases:leases@"));
+    let name = GROUPS[0];
+    let (group, (_, slot)) = (Group::new(name).expect("a good name"), cluster.slot_of(name));
+    let (slot, [from, to]) = (slot.to_string(), &cluster.nodes);
+    let elector = elector(&RedisStore::cluster(urls).expect("good URLs"), name);
+    elector.wait_for_leadership(CAP).expect("leads");
+    let ok = |node: &Server, command: &[&str]| {
+        assert_eq!(node.command(command), Reply::Text("OK".into()), "{command:?}");
+    };
+    let ids = [from, to].map(|node| node.command(&["CLUSTER", "MYID"]).text().to_owned());
+    ok(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
+    ok(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
+    renews(&elector, 1);
+    for key in [group.term(), group.lease()] {
+        ok(from, &["MIGRATE", "127.0.0.1", &to.port().to_string(), key, "0", "5000"]);
+    }
+    let errors = elector.on_error();
+    let renewals = elector.status().counters.renewals;
+    eventually(|| elector.status().counters.renewals >= renewals + 2 || !errors.is_empty());
+    if let Ok(error) = errors.try_recv() {
+        panic!("{}", error.to_chain());
+    }
+}

@@ -234,3 +234,38 @@ fn the_threads_of_all_lanes_are_counted() {
     assert_eq!(driver.threads(), 2, "they were joined");
     driver.join();
 }
+
+#[test]
+fn a_pause_that_ends_between_two_looks_at_the_clock_is_not_slept_over() {
+    let store = Spread::new();
+    store.put(&group("group"), 1);
+    // Known from the start, so that it does not change meanwhile.
+    lock(&store.learned).insert(group("group").lease().to_owned(), 1);
+    let (owner, (inbox, messages)) = (Owner::new(), inbox(INBOX));
+    let (session, listener) = sealed::Open::open_both(&store).expect("descriptors");
+    let lanes = Lanes::start(owner, session, inbox.clone()).expect("a thread");
+    let wakes = Wakes::start(owner, listener, inbox.clone()).expect("a thread");
+    let mut schedule = Schedule::new(messages, lanes, wakes);
+    let commands = Commands { inbox, election: 0 };
+    let (standing, (outlets, _)) = (Arc::new(Standing::new(commands)), Outlets::new());
+    let timing = Options { ttl: CAP * 3, ..Options::default() }.check().expect("good options");
+    let id = InstanceId::random(None).expect("an id");
+    let election = Election::new(0, group("group"), id, timing, standing, outlets, no_lead());
+    schedule.take(Message::Add(Box::new(election)));
+    // Until its attempt is under way; nobody takes the answer.
+    eventually(|| {
+        schedule.call_due();
+        schedule.dispatch();
+        schedule.sleep(Instant::now()) > Duration::from_secs(1)
+    });
+    let (done, _looked) = bounded(1);
+    schedule.take(Message::Command(0, Command::Look { done }));
+    assert!(!schedule.sleep(Instant::now()).is_zero(), "it would spin until the lane is free");
+    // Another lane is free, and the look could be sent along it since a moment ago.
+    lock(&store.learned).insert(group("group").lease().to_owned(), 2);
+    assert_eq!(schedule.sleep(Instant::now()), Duration::ZERO);
+    [Message::Command(0, Command::Stop), Message::Close].into_iter().for_each(|last| {
+        schedule.take(last);
+    });
+    schedule.run();
+}

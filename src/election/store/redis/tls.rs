@@ -82,7 +82,7 @@ impl Tls {
             pem::Error::NoItemsFound => Error::options(
                 "the client certificate's key has no private key in PEM, or one that is protected by a password",
             ),
-            error => unusable("the client certificate's key", &error),
+            error => unusable("the client certificate's key", &of_pem(&error)),
         })?;
         let certified =
             CertifiedKey::from_der(chain, key, &provider()).map_err(|error| unusable(WHAT, &error))?;
@@ -154,7 +154,22 @@ fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, 
     match found {
         Ok(found) if found.is_empty() => Err(Error::options(format!("{what} has no certificate in PEM"))),
         Ok(found) => Ok(found),
-        Err(error) => Err(unusable(what, &error)),
+        Err(error) => Err(unusable(what, &of_pem(&error))),
+    }
+}
+
+/// What is wrong with a PEM text, in our words: the error itself holds lines of the text, which may be a key's.
+fn of_pem(error: &pem::Error) -> &'static str {
+    match error {
+        pem::Error::IllegalSectionStart { .. } => {
+            "a line that begins a section is none: if the lines were joined, keep the line ends"
+        }
+        pem::Error::MissingSectionEnd { .. } => {
+            "a section does not end: if the lines were joined, keep the line ends"
+        }
+        pem::Error::Base64Decode(_) => "a section is not in Base64",
+        pem::Error::SectionTooLarge => "a section is too large",
+        _ => "it is not in PEM",
     }
 }
 
