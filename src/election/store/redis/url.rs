@@ -350,6 +350,7 @@ mod tests {
             ("127.0.0.1:6379", "no scheme"),
             ("http://u:hunter2@h", "scheme that is none of"),
             ("hunter2://h", "scheme that is none of"),
+            #[cfg(feature = "tls")]
             ("rediss://u:hunter2@h#insecure", "fragment"),
             ("rediss://u:hunter2@a:1,b:2", "several hosts"),
             ("valkeys://u:hunter2@", "no host"),
