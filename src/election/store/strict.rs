@@ -232,7 +232,9 @@ pub(crate) fn followed(
     match (result, said) {
         // A hold that began anew.
         (Ok(_), Ok(Said { answer: answer @ Answer::Held(_), .. })) => Ok(answer),
-        (Ok(answer), _) => Ok(answer),
+        (Ok(answer), Ok(_)) => Ok(answer),
+        // Nobody could lead after this hold, and that must be known. Nothing was won.
+        (Ok(_), Err(error)) => Err(error.with_outcome(Outcome::Refused)),
         // The win was taken back, or it was gone already.
         (Err(error), Ok(_)) => Err(error.with_outcome(Outcome::Refused)),
         (Err(error), Err(_)) => Err(error),
@@ -385,7 +387,12 @@ mod tests {
         }
         let anew = followed(Ok(parked(5 * MS)), Ok(parked(9_000 * MS).into()));
         assert_eq!(anew.expect("it is held"), parked(9_000 * MS));
-        assert_eq!(followed(Ok(parked(5 * MS)), Err(error())).expect("it is held"), parked(5 * MS));
+        assert_eq!(
+            followed(Ok(parked(5 * MS)), Ok(Answer::Vacant.into())).expect("it ended"),
+            parked(5 * MS)
+        );
+        let failed = followed(Ok(parked(5 * MS)), Err(error())).expect_err("nobody can lead after it");
+        assert_eq!(failed.outcome(), Outcome::Refused);
     }
 
     #[test]

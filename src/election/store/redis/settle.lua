@@ -13,7 +13,7 @@ local here = lineage(replicas)
 if type(here) == 'table' then return here end
 if holder ~= 'hold/' .. id or here ~= acknowledged then return held(holder) end
 
-local known = redis.call('HGET', KEYS[2], 'longest')
+local known = redis.call('HMGET', KEYS[2], 'longest')[1]
 longest = math.max(tonumber(longest), tonumber(known) or 0)
 local now = redis.call('TIME')
 local ends = now[1] * 1000 + math.floor(now[2] / 1000) + longest
