@@ -219,7 +219,11 @@ fn a_master_that_hangs_has_half_of_the_time_and_then_the_sentinels_are_asked_aga
         let error = look(&mut session_by(&addresses), time).expect_err("it hangs");
         let (asked, tried) = (sentinels.map(|sentinel| sentinel.asked().len()), frozen.asked());
         assert!(tried.len() <= 1, "it is tried again: {tried:?}");
-        if (asked, tried.len()) == ([4; 3], 1) { Ok(error) } else { Err((asked, tried, error)) }
+        if (asked, tried.len()) == ([4; 3], 1) {
+            Ok(error)
+        } else {
+            Err(format!("{asked:?}, {tried:?}: {error}"))
+        }
     });
     assert_says(&error, Outcome::NotSent, Class::Passing, &["handshake", "took longer"]);
 }
