@@ -168,7 +168,7 @@ impl RedisStore {
 
     /// Leases kept in the primary that these Sentinels watch under this name. It does no I/O.
     ///
-    /// All Sentinels are asked each time a connection is dialled. The server that the newest configuration names is
+    /// All Sentinels are asked before and after a connection is dialled. The server that the newest configuration names is
     /// used if it says itself that it is a primary, else another one that is named and does. A Sentinel that hangs
     /// costs its share of the time once, and is left alone for ten seconds where more than half of all answer. User
     /// and password in the URLs are those of the *Sentinels*;
