@@ -230,13 +230,14 @@ pub struct StoreError {
     class: Class,
     message: String,
     redirect: Option<Redirect>,
+    of_login: bool,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl StoreError {
     /// An error without a source. The message names what was done, to what, and never a password.
     pub(crate) fn new(outcome: Outcome, class: Class, message: impl Into<String>) -> Self {
-        Self { outcome, class, message: message.into(), redirect: None, source: None }
+        Self { outcome, class, message: message.into(), redirect: None, of_login: false, source: None }
     }
 
     /// The same with the error that it came from.
@@ -252,6 +253,16 @@ impl StoreError {
 
     pub(crate) fn redirect(&self) -> Option<&Redirect> {
         self.redirect.as_ref()
+    }
+
+    /// The same, if this is so, of a login that was refused.
+    pub(crate) fn with_login_refused(self, of_login: bool) -> Self {
+        Self { of_login, ..self }
+    }
+
+    /// Whether a login was refused: it would be elsewhere, too, and trying it can lock the user out.
+    pub(crate) fn is_of_login(&self) -> bool {
+        self.of_login
     }
 
     /// The same, now that it is known what has happened.

@@ -7,7 +7,7 @@ use redis::{Cmd, ServerError, Value, cmd};
 use super::cluster::Routes;
 use super::credentials::{Credentials, Login};
 use super::resolve::Names;
-use super::sentinel::Sentinels;
+use super::sentinel::{Sentinels, to_tell};
 use super::tls::Tls;
 use super::url::{Address, Target};
 use super::wire::{Broken, Patience, Wire};
@@ -126,7 +126,7 @@ impl Dialer {
         match self.way.clone() {
             Way::Server => self.dial_server(patience),
             Way::Node { .. } => self.dial_server(&patience.share(NODE_PARTS)),
-            Way::AnyNode { routes, next } => self.dial_any(&routes.anybody(), next, patience),
+            Way::AnyNode { routes, next } => self.dial_any(&routes, next, patience),
             Way::Sentinels(sentinels) => self.dial_by_sentinels(&sentinels, patience),
         }
     }
@@ -134,10 +134,11 @@ impl Dialer {
     /// Tries nodes of a cluster in turn, from this one on.
     fn dial_any(
         &mut self,
-        nodes: &[Node],
+        routes: &Routes,
         first: usize,
         patience: &Patience<'_>,
     ) -> Result<Wire, StoreError> {
+        let nodes = routes.anybody();
         let mut refused = None;
         let tries = nodes.len().min(NODES_A_DIAL);
         for (number, node) in nodes.iter().cycle().skip(first % nodes.len()).take(tries).enumerate() {
@@ -146,9 +147,16 @@ impl Dialer {
                 *next = first.wrapping_add(number + 1);
             }
             match self.dial_server(&patience.share(tries - number)) {
-                // A wrong password is wrong at every node, and trying it can lock the user out.
-                Err(error) if error.class() != Class::Configuration => refused = Some(error),
-                dialled => return dialled,
+                Ok(wire) => return Ok(wire),
+                Err(error) => {
+                    if error.class() == Class::Configuration {
+                        routes.dismiss(node);
+                    }
+                    if error.is_of_login() {
+                        return Err(error);
+                    }
+                    refused = to_tell(refused, error);
+                }
             }
         }
         Err(refused.unwrap_or_else(|| self.not_sent(Class::Passing, "has no node to connect to")))
@@ -185,9 +193,8 @@ impl Dialer {
             let wire = wire.and_then(|wire| self.encrypt(wire, &share));
             match wire.and_then(|wire| wanted(self, wire, &share)) {
                 Ok(reached) => return Ok(reached),
-                // A wrong password is wrong at every address, and trying it can lock the user out.
-                Err(error) if error.class() == Class::Configuration => return Err(error),
-                Err(error) => refused = Some(error),
+                Err(error) if error.is_of_login() => return Err(error),
+                Err(error) => refused = to_tell(refused, error),
             }
         }
         Err(refused.unwrap_or_else(|| self.not_sent(Class::Passing, "has no address to connect to")))
@@ -380,7 +387,7 @@ impl Dialer {
 
     pub(super) fn refused(&self, command: &str, error: &ServerError) -> StoreError {
         let (class, text) = fault::classify(error);
-        self.not_sent(class, &format!("refused {command}: {text}"))
+        self.not_sent(class, &format!("refused {command}: {text}")).with_login_refused(fault::is_login(error))
     }
 
     fn is_a_sentinel(&self) -> StoreError {
