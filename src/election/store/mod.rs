@@ -62,7 +62,7 @@ pub trait Session: Send {
     /// What interrupts this session's waits when a budget is shortened.
     fn bell(&self) -> Bell;
 
-    /// The name look-ups of this session and of its listener, which nothing can end before they end by themselves.
+    /// The [look-ups](Lookups) of this session and of its listener.
     fn lookups(&self) -> Lookups {
         Lookups::default()
     }
@@ -105,7 +105,9 @@ pub enum Heard {
     Nothing,
 }
 
-/// Counts the threads of one session that look up a name, or ask for credentials. Clones share the count.
+/// Counts the threads of one elector's connections that nothing can end before they end by themselves: one for each
+/// name that is being looked up (64 at the most), one that asks for credentials, and one that reads which certificate
+/// authorities the system trusts. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct Lookups(Arc<AtomicUsize>);
 

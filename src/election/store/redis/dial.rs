@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use redis::{Cmd, ServerError, Value, cmd};
 
+use super::aside::Aside;
 use super::cluster::Routes;
 use super::credentials::{Credentials, Login};
 use super::resolve::Names;
@@ -31,10 +32,12 @@ pub(super) struct Dialer {
     way: Way,
     names: Names,
     tls: Tls,
+    /// The reading of what the system trusts, and what is wrong with that.
+    loading: Aside<Result<(), String>>,
     login: Login,
     /// What the connection that is dialled logs in with.
     credentials: Option<Credentials>,
-    /// Of name look-ups and of calls for credentials.
+    /// Of name look-ups, of calls for credentials, and of readings of what the system trusts.
     running: Lookups,
     /// Whether it was said that the server's role cannot be known.
     warned: bool,
@@ -68,6 +71,7 @@ impl Dialer {
             way,
             names: Names::new(access.resolver, running.clone()),
             tls: access.tls,
+            loading: Aside::new(running.clone()),
             login: Login::new(access.credentials, running.clone()),
             running,
             warned: false,
@@ -97,6 +101,7 @@ impl Dialer {
             way,
             names: self.names.clone(),
             tls: self.tls.clone(),
+            loading: self.loading.clone(),
             login: self.login.clone(),
             running: self.running.clone(),
             warned: true,
@@ -205,6 +210,12 @@ impl Dialer {
         let (true, Address::Tcp { host, .. }) = (self.target.tls, &self.target.address) else {
             return Ok(wire);
         };
+        if !self.tls.is_loaded() {
+            let (doing, tls) = ("reading the certificate authorities of this system", self.tls.clone());
+            let loaded = self.loading.ask("tr-authorities", doing, move || Ok(tls.load()), patience)?;
+            let doing = "the TLS handshake with";
+            loaded.map_err(|why| self.broken(doing, Broken::Misconfigured(why), patience))?;
+        }
         wire.encrypted(&self.tls, host, patience).map_err(|broken| {
             let is_mute = matches!(broken, Broken::Late | Broken::Closed);
             let error = self.broken("the TLS handshake with", broken, patience);
