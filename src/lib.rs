@@ -54,6 +54,7 @@
 //! | `tr-lead` | runs the [lead work](election::Builder::lead), in each term | when the work returns |
 //! | `tr-lookup` | one look-up of a server's name, for each connection that is dialled | with the look-up, which nothing can end earlier |
 //! | `tr-credentials` | one call of the [closure for credentials](election::RedisStore::with_credentials), for each connection that is dialled | with the call |
+//! | `tr-authorities` | reads which certificate authorities the system trusts, for the first connection with TLS that names none | with the reading |
 //!
 //! If `tr-driver` or a `tr-io` panics, the elector leads no more, every waiting call returns
 //! [`Dead`](election::ErrorKind::Dead), and all channels disconnect.

@@ -283,6 +283,36 @@ fn electors_over_tls_that_come_and_go_leave_no_thread_and_no_descriptor() {
 }
 
 #[test]
+fn what_the_system_trusts_is_read_within_the_time_of_a_dial_and_used_once_it_is_read() {
+    if !is_here() {
+        return;
+    }
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &[]);
+    // Reading it takes until somebody writes.
+    let directory = tempfile::tempdir().expect("a directory");
+    let pipe = directory.path().join("authorities.pem");
+    assert!(process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo is there").success());
+    let mut command = process::Command::new(env!("CARGO_BIN_EXE_taskrunner"));
+    command.args(["campaign", "--format", "json", "--ttl", "2s", "--group", &unique_group("authorities")]);
+    command.args(["--redis", &server.url()]).env("SSL_CERT_FILE", &pipe).env_remove("SSL_CERT_DIR");
+    let mut campaign = Campaign::spawn(command);
+    for _ in 0..3 {
+        let error = campaign.wait_event(campaign.mark(), "error", CAP);
+        assert!(
+            error.text("message").contains("reading the certificate authorities"),
+            "{}",
+            error.text("message")
+        );
+        assert!(error.text("message").contains("took longer"), "{}", error.text("message"));
+    }
+    std::fs::write(&pipe, authority.pem()).expect("it is read");
+    campaign.wait_event(0, "promoted", CAP);
+    campaign.terminate();
+    assert!(campaign.wait_exit(CAP).success());
+}
+
+#[test]
 fn a_key_whose_lines_were_joined_is_refused_and_not_shown() {
     let (certificate, key) = Authority::new().sign(&["client"], Validity::Now);
     let secret = key.lines().nth(1).expect("a line of the key");

@@ -58,7 +58,14 @@ Exit status:
   2  an option or the URL was refused";
 
 const REDIS_HELP: &str = "\
-The Redis server: redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// for TLS, or unix:///PATH for a socket
+The Redis server, cluster or Sentinels:
+  redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]
+  unix:///PATH, a socket
+  redis-cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]]..., some nodes of a cluster
+  redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]].../NAME[/DATABASE], the Sentinels of a primary; user
+  and password are the servers'
+
+With rediss in the place of redis they are URLs for TLS.
 
 A command line can be read by every user of the machine; a URL with a password better stands in REDIS_URL.";
 

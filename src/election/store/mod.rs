@@ -62,7 +62,7 @@ pub trait Session: Send {
     /// What interrupts this session's waits when a budget is shortened.
     fn bell(&self) -> Bell;
 
-    /// The name look-ups of this session and of its listener, which nothing can end before they end by themselves.
+    /// The [look-ups](Lookups) of this session and of its listener.
     fn lookups(&self) -> Lookups {
         Lookups::default()
     }
@@ -105,7 +105,9 @@ pub enum Heard {
     Nothing,
 }
 
-/// Counts the threads of one session that look up a name, or ask for credentials. Clones share the count.
+/// Counts the threads of one elector's connections that nothing can end before they end by themselves: one for each
+/// name that is being looked up (64 at the most), one that asks for credentials, and one that reads which certificate
+/// authorities the system trusts. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct Lookups(Arc<AtomicUsize>);
 
@@ -230,13 +232,14 @@ pub struct StoreError {
     class: Class,
     message: String,
     redirect: Option<Redirect>,
+    of_login: bool,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl StoreError {
     /// An error without a source. The message names what was done, to what, and never a password.
     pub(crate) fn new(outcome: Outcome, class: Class, message: impl Into<String>) -> Self {
-        Self { outcome, class, message: message.into(), redirect: None, source: None }
+        Self { outcome, class, message: message.into(), redirect: None, of_login: false, source: None }
     }
 
     /// The same with the error that it came from.
@@ -252,6 +255,16 @@ impl StoreError {
 
     pub(crate) fn redirect(&self) -> Option<&Redirect> {
         self.redirect.as_ref()
+    }
+
+    /// The same, if this is so, of a login that was refused.
+    pub(crate) fn with_login_refused(self, of_login: bool) -> Self {
+        Self { of_login, ..self }
+    }
+
+    /// Whether a login was refused: it would be elsewhere, too, and trying it can lock the user out.
+    pub(crate) fn is_of_login(&self) -> bool {
+        self.of_login
     }
 
     /// The same, now that it is known what has happened.

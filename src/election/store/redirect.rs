@@ -15,6 +15,11 @@ pub(crate) const MOST_REDIRECTS: u32 = 5;
 /// How long after a TRYAGAIN an operation is sent again: the keys of its slot are being moved one by one.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// What is told of a slot whose keys were at two nodes until the end.
+const HALF_MOVED: &str = "the cluster moves the slot, and the group's two keys stayed at two nodes for all of the time \
+    allowed; if nobody goes on with the move, finish it (MIGRATE the rest, then CLUSTER SETSLOT ... NODE at both \
+    nodes), or bring the keys back and end it (CLUSTER SETSLOT ... STABLE)";
+
 /// The nodes of a cluster, each of which keeps the leases of some of the groups.
 pub trait Nodes: Send + Sync {
     /// The node that keeps the lease of this group; none while that is not known.
@@ -115,7 +120,14 @@ impl Trail {
             Redirect::Elsewhere if std::mem::replace(&mut self.elsewhere, true) => return Err(error),
             Redirect::Elsewhere => (None, now),
         };
-        if at < until { Ok(Hop { to, at }) } else { Err(error) }
+        if at < until {
+            return Ok(Hop { to, at });
+        }
+        if error.redirect() != Some(&Redirect::Later) {
+            return Err(error);
+        }
+        // Where somebody goes on with the move, the next attempt finds both keys at one node.
+        Err(StoreError::new(error.outcome(), error.class(), HALF_MOVED).with_source(error))
     }
 }
 
@@ -203,7 +215,9 @@ mod tests {
             assert_eq!(hop, Hop { to: None, at: now + PAUSE });
         }
         let error = trail.follow(refused(Some(Redirect::Later)), now, now + PAUSE).expect_err("no time");
-        assert_eq!(error.to_string(), "no");
+        assert_eq!((error.outcome(), error.class()), (Outcome::Refused, Class::Passing));
+        assert!(error.to_string().contains("CLUSTER SETSLOT ... STABLE"), "{error}");
+        assert_eq!(std::error::Error::source(&error).expect("what the node said").to_string(), "no");
     }
 
     #[test]

@@ -64,6 +64,13 @@ impl Routes {
         self.known().slots.retain(|_, other| other != node);
     }
 
+    /// Forgets a node that is none, or refuses us: something else may have its address now. A seed goes on to be
+    /// asked, and another node once it is named again.
+    pub(super) fn dismiss(&self, node: &Node) {
+        self.forget(node);
+        self.known().named.retain(|other| other != node);
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,11 +128,12 @@ impl ClusterSession {
         }
         // It was not reached, gave no answer, or does not serve anybody: another one may know more.
         self.session.forget_wire();
-        if let Some(node) = &self.node {
-            routes.forget(node);
+        match &self.node {
+            Some(node) if error.class() == Class::Configuration => routes.dismiss(node),
+            Some(node) => routes.forget(node),
+            None => {}
         }
-        // A wrong password is wrong everywhere, and trying it can lock the user out.
-        match is_unreached && error.class() != Class::Configuration {
+        match is_unreached && !error.is_of_login() {
             true => error.with_redirect(Some(Redirect::Elsewhere)),
             false => error,
         }

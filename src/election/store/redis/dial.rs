@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use redis::{Cmd, ServerError, Value, cmd};
 
+use super::aside::Aside;
 use super::cluster::Routes;
 use super::credentials::{Credentials, Login};
 use super::resolve::Names;
-use super::sentinel::Sentinels;
+use super::sentinel::{Sentinels, to_tell};
 use super::tls::Tls;
 use super::url::{Address, Target};
 use super::wire::{Broken, Patience, Wire};
@@ -31,10 +32,12 @@ pub(super) struct Dialer {
     way: Way,
     names: Names,
     tls: Tls,
+    /// The reading of what the system trusts, and what is wrong with that.
+    loading: Aside<Result<(), String>>,
     login: Login,
     /// What the connection that is dialled logs in with.
     credentials: Option<Credentials>,
-    /// Of name look-ups and of calls for credentials.
+    /// Of name look-ups, of calls for credentials, and of readings of what the system trusts.
     running: Lookups,
     /// Whether it was said that the server's role cannot be known.
     warned: bool,
@@ -68,6 +71,7 @@ impl Dialer {
             way,
             names: Names::new(access.resolver, running.clone()),
             tls: access.tls,
+            loading: Aside::new(running.clone()),
             login: Login::new(access.credentials, running.clone()),
             running,
             warned: false,
@@ -97,6 +101,7 @@ impl Dialer {
             way,
             names: self.names.clone(),
             tls: self.tls.clone(),
+            loading: self.loading.clone(),
             login: self.login.clone(),
             running: self.running.clone(),
             warned: true,
@@ -126,7 +131,7 @@ impl Dialer {
         match self.way.clone() {
             Way::Server => self.dial_server(patience),
             Way::Node { .. } => self.dial_server(&patience.share(NODE_PARTS)),
-            Way::AnyNode { routes, next } => self.dial_any(&routes.anybody(), next, patience),
+            Way::AnyNode { routes, next } => self.dial_any(&routes, next, patience),
             Way::Sentinels(sentinels) => self.dial_by_sentinels(&sentinels, patience),
         }
     }
@@ -134,10 +139,11 @@ impl Dialer {
     /// Tries nodes of a cluster in turn, from this one on.
     fn dial_any(
         &mut self,
-        nodes: &[Node],
+        routes: &Routes,
         first: usize,
         patience: &Patience<'_>,
     ) -> Result<Wire, StoreError> {
+        let nodes = routes.anybody();
         let mut refused = None;
         let tries = nodes.len().min(NODES_A_DIAL);
         for (number, node) in nodes.iter().cycle().skip(first % nodes.len()).take(tries).enumerate() {
@@ -146,9 +152,16 @@ impl Dialer {
                 *next = first.wrapping_add(number + 1);
             }
             match self.dial_server(&patience.share(tries - number)) {
-                // A wrong password is wrong at every node, and trying it can lock the user out.
-                Err(error) if error.class() != Class::Configuration => refused = Some(error),
-                dialled => return dialled,
+                Ok(wire) => return Ok(wire),
+                Err(error) => {
+                    if error.class() == Class::Configuration {
+                        routes.dismiss(node);
+                    }
+                    if error.is_of_login() {
+                        return Err(error);
+                    }
+                    refused = to_tell(refused, error);
+                }
             }
         }
         Err(refused.unwrap_or_else(|| self.not_sent(Class::Passing, "has no node to connect to")))
@@ -185,9 +198,8 @@ impl Dialer {
             let wire = wire.and_then(|wire| self.encrypt(wire, &share));
             match wire.and_then(|wire| wanted(self, wire, &share)) {
                 Ok(reached) => return Ok(reached),
-                // A wrong password is wrong at every address, and trying it can lock the user out.
-                Err(error) if error.class() == Class::Configuration => return Err(error),
-                Err(error) => refused = Some(error),
+                Err(error) if error.is_of_login() => return Err(error),
+                Err(error) => refused = to_tell(refused, error),
             }
         }
         Err(refused.unwrap_or_else(|| self.not_sent(Class::Passing, "has no address to connect to")))
@@ -198,6 +210,12 @@ impl Dialer {
         let (true, Address::Tcp { host, .. }) = (self.target.tls, &self.target.address) else {
             return Ok(wire);
         };
+        if !self.tls.is_loaded() {
+            let (doing, tls) = ("reading the certificate authorities of this system", self.tls.clone());
+            let loaded = self.loading.ask("tr-authorities", doing, move || Ok(tls.load()), patience)?;
+            let doing = "the TLS handshake with";
+            loaded.map_err(|why| self.broken(doing, Broken::Misconfigured(why), patience))?;
+        }
         wire.encrypted(&self.tls, host, patience).map_err(|broken| {
             let is_mute = matches!(broken, Broken::Late | Broken::Closed);
             let error = self.broken("the TLS handshake with", broken, patience);
@@ -380,7 +398,7 @@ impl Dialer {
 
     pub(super) fn refused(&self, command: &str, error: &ServerError) -> StoreError {
         let (class, text) = fault::classify(error);
-        self.not_sent(class, &format!("refused {command}: {text}"))
+        self.not_sent(class, &format!("refused {command}: {text}")).with_login_refused(fault::is_login(error))
     }
 
     fn is_a_sentinel(&self) -> StoreError {

@@ -119,6 +119,13 @@ fn to_node(details: &str, from: &Address, asking: bool) -> Option<(u16, Node)> {
     Some((slot, Node { host: host.into(), port, asking }))
 }
 
+/// Whether this error of the handshake refuses the user or the password.
+pub(super) fn is_login(error: &ServerError) -> bool {
+    let details = error.details().unwrap_or_default().to_lowercase();
+    matches!(error.code(), "NOAUTH" | "WRONGPASS" | "NOPERM")
+        || ["invalid username-password", "invalid password"].iter().any(|phrase| details.contains(phrase))
+}
+
 /// Whether the server does not know the command, or not in this form.
 pub(super) fn is_unknown_command(error: &ServerError) -> bool {
     let details = error.details().unwrap_or_default().to_lowercase();

@@ -168,15 +168,16 @@ impl RedisStore {
 
     /// Leases kept in the primary that these Sentinels watch under this name. It does no I/O.
     ///
-    /// All Sentinels are asked before and after a connection is dialled. The server that the newest configuration names is
-    /// used if it says itself that it is a primary, else another one that is named and does. A Sentinel that hangs
-    /// costs its share of the time once, and is left alone for ten seconds where more than half of all answer. User
-    /// and password in the URLs are those of the *Sentinels*;
-    /// the database is the servers'.
+    /// All Sentinels are asked before and after a connection is dialled. The server that the newest configuration
+    /// names is used if it says itself that it is a primary, else another one that is named and does. A Sentinel
+    /// that hangs costs its share of the time once, and is left alone for ten seconds where more than half of all
+    /// answer. User and password in the URLs are those of the *Sentinels*; the database is the servers'. `rediss://`
+    /// Sentinels mean TLS to the servers, too; [`with_tls`](Self::with_tls) turns it on for the servers alone.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open); also for no URL at all, and for different databases.
+    /// As [`open`](Self::open); also for no URL at all, for different databases, and for URLs some of which ask for TLS
+    /// and some do not.
     ///
     /// # Examples
     ///
@@ -194,6 +195,9 @@ impl RedisStore {
         let Some(first) = sentinels.first().cloned() else {
             return Err(Error::options("no URL of a Sentinel was given; at least one is needed"));
         };
+        if sentinels.iter().any(|sentinel| sentinel.tls != first.tls) {
+            return Err(Error::options("of the URLs of the Sentinels some ask for TLS and some do not"));
+        }
         if sentinels.iter().any(|sentinel| sentinel.database != first.database) {
             return Err(Error::options(
                 "the URLs of the Sentinels name different databases of their servers",
@@ -265,6 +269,11 @@ impl RedisStore {
 
     /// Encrypts the connections to servers this way, whether or not the URL asks for TLS; those to Sentinels only if
     /// their URLs do, and those over a Unix socket never.
+    ///
+    /// A server must prove to be the host that it was dialled by. Which host that is, says whoever named it: a Sentinel
+    /// that is reached without TLS, or anybody in its place, can name any host that has a certificate of a trusted
+    /// authority, and so can each node of a cluster. Trust an authority of your own ([`Tls::with_ca`]), and let the
+    /// Sentinels have TLS, too.
     ///
     /// Where it is not called, `rediss://` means [`Tls::default`].
     #[cfg(feature = "tls")]

@@ -187,7 +187,7 @@ impl Dialer {
 }
 
 /// Which error is told: what has to be put right, rather than what may pass by itself.
-fn to_tell(old: Option<StoreError>, new: StoreError) -> Option<StoreError> {
+pub(super) fn to_tell(old: Option<StoreError>, new: StoreError) -> Option<StoreError> {
     old.filter(|old| old.class() == Class::Configuration).or(Some(new))
 }
 

@@ -19,8 +19,8 @@ use crate::election::error::Error;
 
 /// How connections are encrypted: whose certificates are trusted, and which one is shown.
 ///
-/// The default trusts the certificate authorities that the system trusts, read at the first connection,
-/// and shows no certificate. TLS 1.3 and 1.2 are spoken, and the server's certificate is checked at each
+/// The default trusts the certificate authorities that the system trusts, read at the first connection on a thread
+/// of its own, and shows no certificate. TLS 1.3 and 1.2 are spoken, and the server's certificate is checked at each
 /// connection.
 ///
 /// # Examples
@@ -91,21 +91,32 @@ impl Tls {
         Ok(self)
     }
 
-    /// The beginning of a connection to the server that the user calls so.
+    /// The beginning of a connection to the server that the user calls so, once it [is loaded](Self::is_loaded).
     pub(super) fn tunnel(&self, host: &str) -> Result<Tunnel, Broken> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| Broken::Misconfigured(format!("{host:?} is no name that a certificate can have")))?;
-        let connection = ClientConnection::new(self.config()?, name).map_err(broken)?;
+        let config = self.config().map_err(Broken::Misconfigured)?;
+        let connection = ClientConnection::new(config, name).map_err(broken)?;
         Ok(Tunnel { connection, is_closed: false })
     }
 
-    fn config(&self) -> Result<Arc<ClientConfig>, Broken> {
+    /// Whether a connection can begin without a look at what the system trusts.
+    pub(super) fn is_loaded(&self) -> bool {
+        !self.authorities.is_empty() || self.config.get().is_some()
+    }
+
+    /// Reads what the system trusts, which takes as long as its files do. An error says what to put right.
+    pub(super) fn load(&self) -> Result<(), String> {
+        self.config().map(drop)
+    }
+
+    fn config(&self) -> Result<Arc<ClientConfig>, String> {
         if let Some(config) = self.config.get() {
             return Ok(Arc::clone(config));
         }
         let config = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
-            .map_err(broken)?
+            .expect("the provider has both versions")
             .with_root_certificates(self.roots()?);
         let mut config = match &self.client {
             Some(client) => config.with_client_cert_resolver(Arc::clone(client) as _),
@@ -116,7 +127,7 @@ impl Tls {
         Ok(Arc::clone(self.config.get_or_init(|| Arc::new(config))))
     }
 
-    fn roots(&self) -> Result<RootCertStore, Broken> {
+    fn roots(&self) -> Result<RootCertStore, String> {
         let mut roots = RootCertStore::empty();
         if !self.authorities.is_empty() {
             roots.add_parsable_certificates(self.authorities.iter().cloned());
@@ -126,9 +137,9 @@ impl Tls {
         roots.add_parsable_certificates(found.certs);
         if roots.is_empty() {
             let errors = found.errors.iter().map(|error| format!(": {error}")).collect::<String>();
-            return Err(Broken::Misconfigured(format!(
+            return Err(format!(
                 "this system has no certificate authorities (install them, or name one by Tls::with_ca){errors}"
-            )));
+            ));
         }
         Ok(roots)
     }

@@ -1,5 +1,7 @@
 //! The nodes of a cluster that send an operation here and there.
 
+use std::sync::atomic::AtomicBool;
+
 use super::super::resolve::Names;
 use super::super::wire::Patience;
 use super::fake::{Fake, hello, nobody};
@@ -125,7 +127,9 @@ fn a_slot_that_moves_is_asked_again_as_long_as_there_is_time() {
         Err(error) if error.outcome() == Outcome::Refused => Ok(error),
         other => Err(other),
     });
-    assert_says(&error, Outcome::Refused, Class::Passing, &["TRYAGAIN"]);
+    assert_says(&error, Outcome::Refused, Class::Passing, &["moves the slot", "CLUSTER SETSLOT ... NODE"]);
+    let cause = std::error::Error::source(&error).expect("what the node said").to_string();
+    assert!(cause.contains("TRYAGAIN"), "{cause}");
 }
 
 #[test]
@@ -218,6 +222,67 @@ fn seeds_that_are_dead_or_silent_cost_their_share_and_each_dial_begins_with_the_
             session.forget_wire();
             assert!(matches!(look(&mut session, LONG), Ok(Answer::Vacant)));
             assert_eq!(seed.asked(), ["HELLO", "EVAL"], "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_that_is_no_node_ends_no_dial_but_one_that_refuses_the_login_does() {
+    for (reply, is_login, what) in [
+        (hello("standalone", "master"), false, "is no Redis Cluster node"),
+        (hello("sentinel", "sentinel"), false, "is a Sentinel"),
+        (b"-WRONGPASS invalid username-password pair\r\n".to_vec(), true, "WRONGPASS"),
+        (b"-NOAUTH HELLO must be called with AUTH\r\n".to_vec(), true, "NOAUTH"),
+        (b"-NOPERM this user has no permissions to run the 'hello' command\r\n".to_vec(), true, "NOPERM"),
+    ] {
+        let bad = Fake::new(move |_| reply.clone());
+        let good = node([]);
+        let one_dial = cluster(&[bad.address, good.address]).dialer();
+        match look(&mut RedisSession::new(one_dial).expect("descriptors"), LONG) {
+            Ok(Answer::Vacant) => assert!(!is_login, "{what}"),
+            Err(error) => {
+                assert!(is_login, "{error}");
+                assert_says(&error, Outcome::NotSent, Class::Configuration, &[what]);
+                assert!(good.asked().is_empty(), "{what}");
+            }
+            other => panic!("{other:?}"),
+        }
+        // Where no other is good, either, it is what is told.
+        for seeds in [[bad.address, nobody()], [nobody(), bad.address]] {
+            let error = look_within(&cluster(&seeds), LONG).expect_err("no node");
+            assert_says(&error, Outcome::NotSent, Class::Configuration, &[what]);
+        }
+    }
+}
+
+#[test]
+fn a_remembered_node_whose_address_is_something_elses_now_is_asked_once() {
+    let refusal = b"-WRONGPASS invalid username-password pair\r\n".to_vec();
+    for (reply, is_login) in [(hello("standalone", "master"), false), (refusal, true)] {
+        for knows_slot in [true, false] {
+            let (is_reused, reply) = (Arc::new(AtomicBool::new(false)), reply.clone());
+            let reused = Arc::clone(&is_reused);
+            let remembered = Fake::new(move |words| match &*words[0] {
+                _ if reused.load(Ordering::SeqCst) => reply.clone(),
+                "HELLO" => hello("cluster", "master"),
+                _ => VACANT.to_vec(),
+            });
+            let seed = node([moved(remembered.address)]);
+            let store = cluster(&[seed.address]);
+            finds_it_vacant(&store);
+            assert_eq!(remembered.asked(), ["HELLO", "EVAL"]);
+            is_reused.store(true, Ordering::SeqCst);
+            let mut any = RedisSession::new(store.dialer()).expect("descriptors");
+            let mut asked = 0;
+            for round in 0..4 {
+                any.forget_wire();
+                let by_slot = knows_slot && round == 0;
+                let looked = if by_slot { look_within(&store, LONG) } else { look(&mut any, LONG) };
+                let asked_now = remembered.asked().len();
+                assert_eq!(looked.is_err(), is_login && asked_now > 0, "{looked:?}");
+                asked += asked_now;
+            }
+            assert_eq!(asked, 1, "knows the slot: {knows_slot}");
         }
     }
 }
@@ -333,6 +398,8 @@ fn what_names_no_cluster_is_refused() {
         (&["redis-cluster://h,i/3"], "names a database"),
         (&["unix:///run/s"], "names a Unix socket"),
         (&["redis://u:hunter2@h", "redis://u:hunter3@h"], "different users or passwords"),
+        #[cfg(feature = "tls")]
+        (&["redis://h", "rediss://i"], "some ask for TLS and some do not"),
         (&["redis://h", "redis-sentinel://u:hunter2@h/m"], "names Sentinels"),
         (&["redis://h", "hunter2"], "no scheme"),
     ] {

@@ -368,6 +368,8 @@ fn what_names_no_sentinels_is_refused() {
         (&[][..], "m", "no URL"),
         (&["redis://h"], "", "is empty"),
         (&["redis://h/1", "redis://i/2"], "m", "different databases"),
+        #[cfg(feature = "tls")]
+        (&["redis://h", "rediss://i"], "m", "some ask for TLS and some do not"),
         (&["redis://u:hunter2@h", "hunter2"], "m", "no scheme"),
     ] {
         let error = RedisStore::sentinel(urls, master).expect_err(what);
