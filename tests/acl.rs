@@ -25,7 +25,7 @@ const IN_SCRIPTS: [&str; 9] =
 const COMMANDS: [&str; 3] = ["+eval", "+publish", "+subscribe"];
 pub(crate) const OF_STRICT: [&str; 2] = ["+info", "+wait"];
 pub(crate) const OF_CLUSTER: [&str; 1] = ["+asking"];
-pub(crate) const OF_SENTINEL: [&str; 2] = ["-@all", "+sentinel|get-master-addr-by-name"];
+pub(crate) const OF_SENTINEL: [&str; 3] = ["-@all", "+sentinel|get-master-addr-by-name", "+sentinel|master"];
 
 pub(crate) fn rights() -> Vec<&'static str> {
     [&KEYS[..], &CHANNELS, &["-@all"], &COMMANDS, &IN_SCRIPTS].concat()

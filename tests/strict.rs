@@ -37,8 +37,10 @@ fn first_start(store: impl LeaseStore + Clone + 'static) {
     assert_eq!(elector.status().counters.errors, 0);
 
     // A term that follows another one on the same data waits for nothing.
-    let next = builder(store.clone(), strict).start().expect("good options");
     elector.stop().expect("it is released");
+    // Nor is the lease ever parked: the longest ttl is longer than the test waits.
+    let strict = Strict::replicas(0).longest_ttl(10 * CAP);
+    let next = builder(store, strict).start().expect("good options");
     let leadership = next.wait_for_leadership(CAP).expect("leads");
     assert!(leadership.token() > first);
 }
@@ -63,6 +65,20 @@ fn instances_of_a_group_that_are_not_alike_say_so() {
     let error = error.expect("it is told");
     assert_eq!(error.kind(), ErrorKind::Configuration);
     for part in [plain.id(), "is not strict", "strict with 2 replicas", "must be alike"] {
+        assert!(error.to_string().contains(part), "{error} lacks {part:?}");
+    }
+}
+
+#[test]
+fn instances_that_know_of_different_longest_ttls_say_so() {
+    let store = MemoryStore::new();
+    let long = builder(store.clone(), Strict::replicas(0)).ttl(600 * MS).start().expect("good options");
+    long.wait_for_leadership(CAP).expect("leads");
+    let short = builder(store, Strict::replicas(0)).start().expect("good options");
+    // This one would wait 200 ms for a lease that may be lost with 600 ms left.
+    let error = short.on_error().recv_timeout(CAP).expect("it is told");
+    assert_eq!(error.kind(), ErrorKind::Configuration);
+    for part in ["longest ttl of 600ms", "longest ttl of 200ms", "must be alike"] {
         assert!(error.to_string().contains(part), "{error} lacks {part:?}");
     }
 }

@@ -30,6 +30,7 @@ use super::error::Operation;
 use super::event::{Leader, Reason};
 use super::key::InstanceId;
 use super::options::{RenewError, Timing};
+use super::store::strict::Strictness;
 use super::store::{Action, Answer, StoreError};
 use leaving::Leaving;
 
@@ -94,8 +95,8 @@ pub(crate) enum Output {
     Failed { operation: Operation, error: StoreError },
     /// The lease in the store has no expiry: nobody of ours wrote it, and it never ends.
     Unending { operation: Operation, holder: InstanceId },
-    /// The holder is strict with another number of replicas than this instance, or only one of them is strict.
-    Unlike { operation: Operation, holder: InstanceId, replicas: Option<u32> },
+    /// The holder is strict in another way than this instance, or only one of them is strict.
+    Unlike { operation: Operation, holder: InstanceId, strict: Option<Strictness> },
     /// A token is this far ahead of the store's time.
     FarAhead { token: u64, by: Duration },
     /// The lead work still runs at the end of its grace, or a `wait` later.

@@ -29,14 +29,16 @@ pub enum RenewError {
 ///   ttl of the group before anybody leads; so is one that is gone before its time, for what was left of it.
 ///
 /// What it costs: a round trip from the primary to its replicas in each attempt and renewal; leadership, while
-/// too few replicas answer; and one longest ttl without a leader, a hold, at the first start, after each restart of
-/// Redis, after each failover in which the leader's lease did not survive, at the first replica that a server
-/// ever gets, and after the group's slot has moved to another node. A lease that survives a failover goes on
-/// undisturbed. It needs the rights to `INFO` and `WAIT`.
+/// too few replicas answer, which with [`RenewError::Demote`] one that falls behind for a moment ends, and with
+/// [`RenewError::Retry`] not before the deadline; and one longest ttl without a leader, a hold, at the first start, after
+/// each restart of Redis, after each failover in which the leader's lease did not survive (or whose leader goes
+/// within a longest ttl of it), at the first replica that a server ever gets, and after the group's slot has moved to
+/// another node. A lease that survives a failover goes on undisturbed. It needs the rights to `INFO` and `WAIT`.
 ///
-/// Every instance of a group must be strict, with the same number of replicas; one that finds another who is
-/// not tells an error of kind [`Configuration`](super::ErrorKind::Configuration). It cannot cover a primary that
-/// was replaced and never demoted, and whose replicas are given back to it by hand.
+/// Every instance of a group must be strict, with the same number of replicas and the same longest ttl; one that
+/// finds another who is not tells an error of kind [`Configuration`](super::ErrorKind::Configuration), and so does
+/// one whose primary has more replicas than it was told. Change either with the group stopped. It cannot cover
+/// a primary that was replaced and never demoted, and whose replicas are given back to it by hand.
 ///
 /// # Examples
 ///

@@ -71,8 +71,9 @@ impl<'a> Pair<'a> {
         u64::try_from(self.begun.elapsed().as_nanos()).expect("no sequence lasts for centuries")
     }
 
-    /// Sets the model's clock to the server's: to when the last term was won, if that was just now.
-    fn set_clock(&mut self) {
+    /// Sets the model's clock to the server's: to when the last term was won, if that was just now. Returns the moment
+    /// at which it shows that.
+    fn set_clock(&mut self) -> Nanos {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
         let mut time_us = u64::try_from(unix.as_micros()).expect("this century");
         if let Reply::Text(since) = self.admin.command(&["HGET", self.group.term(), "since"])
@@ -83,6 +84,7 @@ impl<'a> Pair<'a> {
         }
         let now = self.now();
         self.model.set_time(now, time_us);
+        now
     }
 
     /// Lets both do an operation; they must say the same, and hold the same then.
@@ -90,8 +92,7 @@ impl<'a> Pair<'a> {
         let operation = Operation { group: self.group.clone(), id: id.clone(), ttl, action, strict };
         let budget = Budget::new(Instant::now() + BUDGET, &self.session.bell());
         let real = self.session.execute(std::slice::from_ref(&operation), &budget).remove(0);
-        self.set_clock();
-        let (now, time) = (self.now(), Instant::now());
+        let (now, time) = (self.set_clock(), Instant::now());
         let mut ask = |call| self.model.execute(now, id, ttl, &Ask::Ours(call));
         let said = ask(self.ledger.call(&operation, time));
         // The server has no replicas.
@@ -103,7 +104,7 @@ impl<'a> Pair<'a> {
         let same = match (&real, &model) {
             (Ok(Answer::Renewed { left: a }), Ok(Answer::Renewed { left: b })) => near(Some(*a), Some(*b)),
             (Ok(Answer::Held(a)), Ok(Answer::Held(b))) => {
-                (&a.holder, a.token, a.replicas) == (&b.holder, b.token, b.replicas)
+                (&a.holder, a.token, a.strict) == (&b.holder, b.token, b.strict)
                     && near(a.remaining, b.remaining)
             }
             (Ok(a), Ok(b)) => a == b,
@@ -139,7 +140,8 @@ impl<'a> Pair<'a> {
             }
             _ => None,
         };
-        const FIELDS: [&str; 7] = ["token", "holder", "attempt", "ttl", "lineage", "until", "replicas"];
+        const FIELDS: [&str; 8] =
+            ["token", "holder", "attempt", "ttl", "lineage", "until", "replicas", "longest"];
         let command = [&["HMGET", self.group.term()], &FIELDS[..]].concat();
         let fields: Vec<_> = self
             .admin
@@ -160,7 +162,9 @@ impl<'a> Pair<'a> {
             ttl: millis(3).unwrap_or_default(),
             lineage: fields[4].as_deref().map(Lineage::from),
             until: millis(5),
-            replicas: number(6).map(|replicas| replicas as u32),
+            strict: number(6)
+                .zip(millis(7))
+                .map(|(replicas, longest)| Strictness { replicas: replicas as u32, longest }),
         });
         Keys { lease, term }
     }

@@ -14,6 +14,7 @@ use crate::election::leadership::{Leadership, Standing};
 use crate::election::machine::{Input, Machine, Moment, Output, Unreleased};
 use crate::election::options::Timing;
 use crate::election::status::{Inspection, Role, inspection, look};
+use crate::election::store::strict::Strictness;
 use crate::election::store::{Action, Answer, Operation, StoreError};
 
 /// A machine, in whose name operations are sent and events are told.
@@ -253,15 +254,17 @@ impl Election {
                 );
                 self.tell_error(Error::refused(operation, message));
             }
-            Output::Unlike { operation, holder, replicas } => {
-                let says = |replicas: Option<u32>| match replicas {
-                    Some(replicas) => format!("strict with {replicas} replicas"),
+            Output::Unlike { operation, holder, strict } => {
+                let says = |strict: Option<Strictness>| match strict {
+                    Some(Strictness { replicas, longest }) => {
+                        format!("strict with {replicas} replicas and a longest ttl of {longest:?}")
+                    }
                     None => "not strict".to_owned(),
                 };
                 let message = format!(
                     "{holder}, which leads group {group:?}, is {}, and this instance is {}; all of a group must be alike",
-                    says(replicas),
-                    says(self.timing.strict.map(|strict| strict.replicas)),
+                    says(strict),
+                    says(self.timing.strict),
                 );
                 self.tell_error(Error::refused(operation, message));
             }

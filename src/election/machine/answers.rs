@@ -270,10 +270,9 @@ impl Machine {
             return self.told(None, out);
         }
         let leader = Leader { id: holding.holder.as_str().to_owned(), token: holding.token };
-        let own = self.timing.strict.map(|strict| strict.replicas);
         let is_new = self.leader.as_ref() != Some(&leader);
-        if is_new && holding.token.is_some() && holding.replicas != own {
-            out.push(Output::Unlike { operation, holder: holding.holder, replicas: holding.replicas });
+        if is_new && holding.token.is_some() && holding.strict != self.timing.strict {
+            out.push(Output::Unlike { operation, holder: holding.holder, strict: holding.strict });
         }
         self.told(Some(leader), out);
     }

@@ -110,7 +110,7 @@ fn answer() -> impl Strategy<Value = Result<Answer, StoreError>> {
         3 => duration().prop_map(|left| Ok(Answer::Renewed { left })),
         1 => Just(Ok(Answer::Released)),
         3 => (holder, proptest::option::of(token()), remaining).prop_map(|(holder, token, remaining)| {
-            Ok(Answer::Held(Holding { holder: holder.into(), token, remaining, replicas: None }))
+            Ok(Answer::Held(Holding { holder: holder.into(), token, remaining, strict: None }))
         }),
         1 => Just(Ok(Answer::Vacant)),
         1 => Just(Ok(Answer::Ghost)),

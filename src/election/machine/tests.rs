@@ -120,7 +120,8 @@ fn shown(output: &Output) -> String {
             None => format!("leader {id}"),
         },
         Output::Failed { operation, error } => format!("failed {operation}: {error}"),
-        Output::Unlike { operation, holder, replicas } => {
+        Output::Unlike { operation, holder, strict } => {
+            let replicas = strict.map(|strict| strict.replicas);
             format!("unlike {holder} with {replicas:?} replicas seen by {operation}")
         }
         Output::Unending { operation, holder } => format!("unending {holder} seen by {operation}"),
@@ -151,13 +152,13 @@ fn renewed() -> Result<Answer, StoreError> {
 
 fn held(holder: &str, token: u64, remaining: u64) -> Result<Answer, StoreError> {
     let remaining = Some(Duration::from_millis(remaining));
-    Ok(Answer::Held(Holding { holder: holder.into(), token: Some(token), remaining, replicas: None }))
+    Ok(Answer::Held(Holding { holder: holder.into(), token: Some(token), remaining, strict: None }))
 }
 
 /// What a Go instance's lease looks like.
 fn held_by_go(remaining: Option<u64>) -> Result<Answer, StoreError> {
     let remaining = remaining.map(Duration::from_millis);
-    Ok(Answer::Held(Holding { holder: "go".into(), token: None, remaining, replicas: None }))
+    Ok(Answer::Held(Holding { holder: "go".into(), token: None, remaining, strict: None }))
 }
 
 fn error(outcome: Outcome, class: Class) -> Result<Answer, StoreError> {
@@ -617,7 +618,7 @@ mod leading_a_term {
     fn a_lease_of_ours_whose_term_was_lost_is_won_anew_at_once() {
         let mut scene = leading(TIMING);
         scene.wakes(500, &["renew 7 by 950"]);
-        let holding = Holding { holder: "me".into(), token: None, remaining: Some(500 * MS), replicas: None };
+        let holding = Holding { holder: "me".into(), token: None, remaining: Some(500 * MS), strict: None };
         let again = "acquire attempt 2 floor 7 by 1010";
         scene.answer(510, Ok(Answer::Held(holding)), &["demoted 7 lost", "leader me", "left", again]);
     }

@@ -192,8 +192,8 @@ pub struct Holding {
     pub(crate) token: Option<u64>,
     /// What is left of the lease; none for a lease without expiry, which nobody of ours writes.
     pub(crate) remaining: Option<Duration>,
-    /// How many replicas the holder counts on; none where it is not strict, or keeps no term.
-    pub(crate) replicas: Option<u32>,
+    /// How strict the holder is; none where it is not, or keeps no term.
+    pub(crate) strict: Option<Strictness>,
 }
 
 impl Holding {

@@ -78,12 +78,17 @@ pub(crate) enum Call {
     /// Read who holds it.
     Look,
     /// Record the data set that acknowledged a parked lease, and begin its hold anew.
-    Settle { lineage: Lineage, longest: Duration },
+    Settle { lineage: Lineage, strict: Strictness },
 }
 
-/// The data set on which the renewals before this one have been acknowledged for the longest ttl, if they have.
+/// What a renewal tells under strict.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Acknowledged(pub(crate) Option<Lineage>);
+pub(crate) struct Acknowledged {
+    /// How many replicas there may be.
+    pub(crate) replicas: u32,
+    /// The data set on which the renewals before this one have been acknowledged for the longest ttl, if they have.
+    pub(crate) lineage: Option<Lineage>,
+}
 
 /// What a script answered.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,7 +166,8 @@ impl Ledger {
                 let strict = operation.strict.map(|strict| {
                     let vouches = |last: &&Renewed| last.token == token && now >= last.since + strict.longest;
                     let last = self.renewed.get(operation.group.lease()).filter(vouches);
-                    Acknowledged(last.map(|last| last.lineage.clone()))
+                    let lineage = last.map(|last| last.lineage.clone());
+                    Acknowledged { replicas: strict.replicas, lineage }
                 });
                 Call::Renew { token, strict }
             }
@@ -204,8 +210,7 @@ impl Ledger {
                 just(Err(error.with_outcome(Outcome::Refused)))
             }
             (Answer::Held(_), None) if matches!(operation.action, Action::Acquire { .. }) => {
-                let settle =
-                    |lineage: &Lineage| Call::Settle { lineage: lineage.clone(), longest: strict.longest };
+                let settle = |lineage: &Lineage| Call::Settle { lineage: lineage.clone(), strict };
                 Conclusion { result: Ok(said.answer.clone()), then: said.lineage.as_ref().map(settle) }
             }
             _ => {
@@ -227,7 +232,9 @@ pub(crate) fn followed(
     match (result, said) {
         // A hold that began anew.
         (Ok(_), Ok(Said { answer: answer @ Answer::Held(_), .. })) => Ok(answer),
-        (Ok(answer), _) => Ok(answer),
+        (Ok(answer), Ok(_)) => Ok(answer),
+        // Nobody could lead after this hold, and that must be known. Nothing was won.
+        (Ok(_), Err(error)) => Err(error.with_outcome(Outcome::Refused)),
         // The win was taken back, or it was gone already.
         (Err(error), Ok(_)) => Err(error.with_outcome(Outcome::Refused)),
         (Err(error), Err(_)) => Err(error),
@@ -334,7 +341,7 @@ mod tests {
         let renewed = |lineage| said(Answer::Renewed { left: MS }, lineage);
         let at = |millis| START + MS * millis;
         let told = |ledger: &Ledger, token, millis| match ledger.call(&renews(token), at(millis)) {
-            Call::Renew { strict: Some(Acknowledged(lineage)), .. } => lineage,
+            Call::Renew { strict: Some(Acknowledged { lineage, .. }), .. } => lineage,
             call => panic!("{call:?}"),
         };
         assert_eq!(told(&ledger, 7, 0), None);
@@ -358,9 +365,10 @@ mod tests {
     fn what_was_parked_is_settled_once_it_is_acknowledged() {
         let parked = |remaining| {
             let holder = InstanceId::from("hold/me");
-            Answer::Held(Holding { holder, token: None, remaining: Some(remaining), replicas: None })
+            Answer::Held(Holding { holder, token: None, remaining: Some(remaining), strict: None })
         };
-        let settle = Call::Settle { lineage: "here".into(), longest: 9_000 * MS };
+        let strict = Strictness { replicas: 2, longest: 9_000 * MS };
+        let settle = Call::Settle { lineage: "here".into(), strict };
         for (lineage, acknowledged, then) in [
             ("here", Ok(1), Some(settle)),
             ("here", Ok(0), None),
@@ -379,7 +387,12 @@ mod tests {
         }
         let anew = followed(Ok(parked(5 * MS)), Ok(parked(9_000 * MS).into()));
         assert_eq!(anew.expect("it is held"), parked(9_000 * MS));
-        assert_eq!(followed(Ok(parked(5 * MS)), Err(error())).expect("it is held"), parked(5 * MS));
+        assert_eq!(
+            followed(Ok(parked(5 * MS)), Ok(Answer::Vacant.into())).expect("it ended"),
+            parked(5 * MS)
+        );
+        let failed = followed(Ok(parked(5 * MS)), Err(error())).expect_err("nobody can lead after it");
+        assert_eq!(failed.outcome(), Outcome::Refused);
     }
 
     #[test]

@@ -115,15 +115,6 @@ impl Rig {
         }
     }
 
-    /// How long an old master that came back goes on electing and renewing. A cluster tells it at once that it is none.
-    /// Sentinels leave it alone for ten seconds, and who is connected to it learns nothing meanwhile.
-    fn astray_us(&self, returns_us: &[u64]) -> u64 {
-        match self {
-            Self::Cluster(_) => 0,
-            Self::Sentinels(_) => returns_us.iter().copied().max().unwrap_or_default(),
-        }
-    }
-
     fn wait_until_whole(&self) {
         match self {
             Self::Cluster(rig) => rig.wait_until_whole(),
@@ -187,8 +178,9 @@ fn fail_over(start: fn() -> Rig, fault: Fault) {
             figures(&returns_us),
             ms(worst_us),
         );
-        let bound_us = us(TTL) + rig.astray_us(&returns_us);
-        assert!(worst_us <= bound_us, "two leaders for {:.1} ms, bound {:.1}", ms(worst_us), ms(bound_us));
+        // An old master that comes back takes itself for one for ten seconds, as some sentinels do for two: nobody
+        // turns to it all the same.
+        assert!(worst_us <= us(TTL), "two leaders for {:.1} ms, bound {TTL:?}", ms(worst_us));
         assert!(longest_look <= LOOK_LIMIT + NOISE, "a look took {longest_look:?}");
         assert!(stop <= STOP_LIMIT + NOISE, "a stop took {stop:?}");
     }

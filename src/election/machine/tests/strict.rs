@@ -3,11 +3,11 @@
 use super::*;
 use crate::election::store::strict::Strictness;
 
-const STRICT: Timing =
-    Timing { strict: Some(Strictness { replicas: 2, longest: Duration::from_millis(3000) }), ..TIMING };
+const LONGEST: Duration = Duration::from_millis(3000);
+const STRICT: Timing = Timing { strict: Some(Strictness { replicas: 2, longest: LONGEST }), ..TIMING };
 
-fn held_by(holder: &str, token: Option<u64>, replicas: Option<u32>) -> Result<Answer, StoreError> {
-    Ok(Answer::Held(Holding { holder: holder.into(), token, remaining: Some(400 * MS), replicas }))
+fn held_by(holder: &str, token: Option<u64>, strict: Option<Strictness>) -> Result<Answer, StoreError> {
+    Ok(Answer::Held(Holding { holder: holder.into(), token, remaining: Some(400 * MS), strict }))
 }
 
 #[test]
@@ -74,19 +74,21 @@ fn a_stop_gives_it_up_too() {
 
 #[test]
 fn a_leader_that_is_unlike_is_told_once() {
-    for (timing, replicas, told) in [
-        (STRICT, Some(2), None),
-        (STRICT, Some(1), Some("unlike other with Some(1) replicas seen by acquire")),
+    let strict = |replicas, longest| Some(Strictness { replicas, longest });
+    for (timing, theirs, told) in [
+        (STRICT, strict(2, LONGEST), None),
+        (STRICT, strict(1, LONGEST), Some("unlike other with Some(1) replicas seen by acquire")),
+        (STRICT, strict(2, LONGEST * 2), Some("unlike other with Some(2) replicas seen by acquire")),
         (STRICT, None, Some("unlike other with None replicas seen by acquire")),
-        (TIMING, Some(2), Some("unlike other with Some(2) replicas seen by acquire")),
+        (TIMING, strict(2, LONGEST), Some("unlike other with Some(2) replicas seen by acquire")),
         (TIMING, None, None),
     ] {
         let mut scene = Scene::new(timing);
         let lines: Vec<_> = told.into_iter().chain(["leader other 5"]).collect();
         scene.wakes(0, &["acquire attempt 1 floor 0 by 500"]);
-        scene.answer(10, held_by("other", Some(5), replicas), &lines);
+        scene.answer(10, held_by("other", Some(5), theirs), &lines);
         scene.wakes(401, &["acquire attempt 2 floor 5 by 901"]);
-        scene.answer(410, held_by("other", Some(5), replicas), &[]);
+        scene.answer(410, held_by("other", Some(5), theirs), &[]);
     }
     // A Go instance keeps no term, and is waited out.
     let mut scene = Scene::new(STRICT);

@@ -34,8 +34,8 @@ pub(crate) struct Term {
     pub(crate) lineage: Option<Lineage>,
     /// When the lease ends that was promised last, by the clock that leases expire by. Of strict only.
     pub(crate) until: Option<Duration>,
-    /// How many replicas the holder counts on. Of strict only.
-    pub(crate) replicas: Option<u32>,
+    /// How strict the holder is, if it is; of a parked lease with the longest ttl that was known then.
+    pub(crate) strict: Option<Strictness>,
 }
 
 /// What a call finds at the store beside the keys.
@@ -84,7 +84,7 @@ impl Keys {
                 lease.expires = Some(ends);
                 let Some(acknowledged) = strict else { return Ok(Answer::Renewed { left }.into()) };
                 term.until = Some(ends);
-                if acknowledged.0.as_ref() == Some(clocks.lineage) {
+                if acknowledged.lineage.as_ref() == Some(clocks.lineage) {
                     term.lineage = Some(clocks.lineage.clone());
                 }
                 Ok(Said { answer: Answer::Renewed { left }, lineage: Some(clocks.lineage.clone()) })
@@ -103,9 +103,9 @@ impl Keys {
                 }
                 Ok(self.look(clocks.now).into())
             }
-            Call::Settle { lineage, longest } if self.is_parked_by(id) && lineage == clocks.lineage => {
-                let ends = clocks.now.saturating_add(*longest);
+            Call::Settle { lineage, strict } if self.is_parked_by(id) && lineage == clocks.lineage => {
                 let (lease, term) = self.both();
+                let ends = clocks.now.saturating_add(term.longest(*strict));
                 lease.expires = Some(ends);
                 (term.lineage, term.until) = (Some(lineage.clone()), Some(ends));
                 Ok(self.look(clocks.now).into())
@@ -120,7 +120,8 @@ impl Keys {
         attempt: &Attempt,
         clocks: Clocks<'_>,
     ) -> Result<Said, StoreError> {
-        if self.lease.as_ref().is_some_and(|lease| lease.holder != *id) {
+        let is_parked = attempt.strict.is_some() && self.is_parked_by(id);
+        if !is_parked && self.lease.as_ref().is_some_and(|lease| lease.holder != *id) {
             return Ok(self.look(clocks.now).into());
         }
         let hold = InstanceId::from(&*format!("{HOLD}{id}"));
@@ -138,19 +139,28 @@ impl Keys {
         })?;
         if let Some(strict) = attempt.strict {
             let is_known = term.lineage.as_ref() == Some(clocks.lineage);
+            if is_parked && is_known {
+                return Ok(self.look(clocks.now).into());
+            }
+            // Who had the lease may have known of a longer ttl than this instance does.
+            let longest = term.longest(strict);
             let parked = match is_known {
-                false => strict.longest,
+                // Parked by this instance, and not acknowledged in time: it is asked for again for what is left.
+                false if is_parked => {
+                    let left = self.lease.as_ref().and_then(|lease| remaining(lease, clocks.now));
+                    left.filter(|left| !left.is_zero()).unwrap_or(longest)
+                }
+                false => longest,
                 true if self.lease.is_none() && term.holder != *id => {
-                    term.until.unwrap_or_default().saturating_sub(clocks.now).min(strict.longest)
+                    term.until.unwrap_or_default().saturating_sub(clocks.now).min(longest)
                 }
                 true => Duration::ZERO,
             };
             if !parked.is_zero() {
                 let ends = Some(clocks.now.saturating_add(parked));
                 self.lease = Some(Lease { holder: hold.clone(), expires: ends });
-                let replicas = Some(strict.replicas);
-                let number = attempt.number;
-                self.term = Some(Term { holder: hold, attempt: number, until: ends, replicas, ..term });
+                let strict = Some(Strictness { longest, ..strict });
+                self.term = Some(Term { holder: hold, attempt: attempt.number, until: ends, strict, ..term });
                 let lineage = Some(clocks.lineage.clone()).filter(|_| !is_known);
                 return Ok(Said { answer: self.look(clocks.now), lineage });
             }
@@ -165,7 +175,7 @@ impl Keys {
             // What follows an instance that is not strict begins with a hold.
             lineage: attempt.strict.and(term.lineage),
             until: attempt.strict.and(ends),
-            replicas: attempt.strict.map(|strict| strict.replicas),
+            strict: attempt.strict,
         });
         let ahead = Duration::from_micros(token.saturating_sub(clocks.time_us));
         let lineage = attempt.strict.map(|_| clocks.lineage.clone());
@@ -194,13 +204,20 @@ impl Keys {
             holder: lease.holder.clone(),
             token: None,
             remaining: remaining(lease, now),
-            replicas: None,
+            strict: None,
         };
         let term = self.term.as_ref().filter(|term| term.holder == lease.holder && !holding.is_parked());
         if let Some(term) = term {
-            (holding.token, holding.replicas) = (Some(term.token), term.replicas);
+            (holding.token, holding.strict) = (Some(term.token), term.strict);
         }
         Answer::Held(holding)
+    }
+}
+
+impl Term {
+    /// The longest ttl that is known, with what an instance knows.
+    fn longest(&self, strict: Strictness) -> Duration {
+        self.strict.map_or(strict.longest, |known| known.longest.max(strict.longest))
     }
 }
 

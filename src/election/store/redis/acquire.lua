@@ -10,9 +10,10 @@ if type(probe) == 'table' then return probe end
 local id, ttl, floor, attempt, longest, replicas = unpack(ARGV)
 local strict, hold = longest ~= nil, 'hold/' .. id
 local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= id then return held(holder) end
+if holder and holder ~= id and not (strict and holder == hold) then return held(holder) end
 
-local fields = redis.call('HMGET', KEYS[2], 'token', 'holder', 'attempt', 'lineage', 'until', 'replicas')
+local fields = redis.call(
+  'HMGET', KEYS[2], 'token', 'holder', 'attempt', 'lineage', 'until', 'replicas', 'longest')
 local last, of, seen = fields[1] or '0', fields[2], tonumber(fields[3]) or 0
 
 -- An attempt that comes late, after a later one was answered, would begin a term that nobody serves.
@@ -36,12 +37,20 @@ end
 -- before its time is waited out, unless it was promised to this very instance, which knows that it leads no more.
 local here, parked = nil, 0
 if strict then
-  here = lineage()
+  here = lineage(replicas)
   if type(here) == 'table' then return here end
-  if fields[4] ~= here then
-    parked = tonumber(longest)
+  local known = fields[4] == here
+  if holder == hold and known then return held(holder) end
+  -- Who had the lease may have known of a longer ttl than this instance does.
+  longest = math.max(tonumber(longest), tonumber(fields[7]) or 0)
+  if holder == hold then
+    -- Parked by this instance, and not acknowledged in time: it is asked for again for what is left of it.
+    parked = redis.call('PTTL', KEYS[1])
+    if parked < 1 then parked = longest end
+  elseif not known then
+    parked = longest
   elseif not holder and of ~= id then
-    parked = math.min((tonumber(fields[5]) or 0) - clock, tonumber(longest))
+    parked = math.min((tonumber(fields[5]) or 0) - clock, longest)
   end
 end
 
@@ -56,16 +65,17 @@ redis.call('PEXPIRE', KEYS[1], ttl)
 -- never leaves a lease without its term.
 local text = function(number) return string.format('%.0f', number) end
 if parked > 0 then
-  redis.call('HSET', KEYS[2], 'holder', hold, 'attempt', attempt, 'until', text(clock + parked), 'replicas', replicas)
+  redis.call('HSET', KEYS[2], 'holder', hold, 'attempt', attempt, 'until', text(clock + parked),
+    'replicas', replicas, 'longest', text(longest))
   redis.call('SET', KEYS[1], hold, 'PX', text(parked))
   return {'parked', hold, parked, fields[4] ~= here and here or nil}
 end
 redis.call('HSET', KEYS[2], 'token', text(token), 'holder', id, 'since', text(time), 'ttl', ttl, 'attempt', attempt)
 if strict then
-  redis.call('HSET', KEYS[2], 'until', text(clock + ttl), 'replicas', replicas)
-elseif fields[4] or fields[5] or fields[6] then
+  redis.call('HSET', KEYS[2], 'until', text(clock + ttl), 'replicas', replicas, 'longest', ARGV[5])
+elseif fields[4] or fields[5] or fields[6] or fields[7] then
   -- What follows an instance that is not strict begins with a hold.
-  redis.call('HDEL', KEYS[2], 'lineage', 'until', 'replicas')
+  redis.call('HDEL', KEYS[2], 'lineage', 'until', 'replicas', 'longest')
 end
 redis.call('SET', KEYS[1], id, 'PX', ttl)
 return {'won', text(token), text(time), here}

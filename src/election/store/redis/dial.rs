@@ -439,8 +439,8 @@ pub(super) fn describe(
     }
 }
 
-/// A field of HELLO's reply: a map, or in RESP2 a flat array.
-fn field<'a>(reply: &'a Value, name: &str) -> Option<&'a str> {
+/// A field of a reply like HELLO's: a map, or in RESP2 a flat array.
+pub(super) fn field<'a>(reply: &'a Value, name: &str) -> Option<&'a str> {
     let is_name = |key: &Value| text(key) == Some(name);
     match reply {
         Value::Map(pairs) => pairs.iter().find(|(key, _)| is_name(key)).and_then(|(_, value)| text(value)),

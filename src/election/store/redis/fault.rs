@@ -36,6 +36,8 @@ const CODES: &[(&str, Class)] = &[
     ("BADTERM", Class::Configuration),
     // And for a data set that they cannot tell from another.
     ("NOLINEAGE", Class::Configuration),
+    // And for more replicas than an instance was told of.
+    ("SURPLUS", Class::Configuration),
 ];
 
 /// The phrases that tell where the code is only ERR. A right that is missing inside a script never

@@ -66,7 +66,7 @@ use url::{Address, SENTINEL_PORT, Target, Url, bad};
 /// [`Configuration`](crate::election::ErrorKind::Configuration) each time it is in the way; without `publish` and
 /// `subscribe` elections go on, but followers learn of a release only when the lease would have ended.
 ///
-/// A user of a Sentinel needs no more than `-@all +sentinel|get-master-addr-by-name`.
+/// A user of a Sentinel needs no more than `-@all +sentinel|get-master-addr-by-name +sentinel|master`.
 ///
 /// # Examples
 ///
@@ -168,10 +168,11 @@ impl RedisStore {
 
     /// Leases kept in the primary that these Sentinels watch under this name. It does no I/O.
     ///
-    /// The Sentinels are asked in turn each time a connection is dialled, and the server that one names is
-    /// used if it says itself that it is a primary. User and password in the URLs are those of the *Sentinels*;
-    /// the database is the servers'. `rediss://` Sentinels mean TLS to the servers, too;
-    /// [`with_tls`](Self::with_tls) turns it on for the servers alone.
+    /// All Sentinels are asked before and after a connection is dialled. The server that the newest configuration
+    /// names is used if it says itself that it is a primary, else another one that is named and does. A Sentinel
+    /// that hangs costs its share of the time once, and is left alone for ten seconds where more than half of all
+    /// answer. User and password in the URLs are those of the *Sentinels*; the database is the servers'. `rediss://`
+    /// Sentinels mean TLS to the servers, too; [`with_tls`](Self::with_tls) turns it on for the servers alone.
     ///
     /// # Errors
     ///

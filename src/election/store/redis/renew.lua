@@ -1,11 +1,12 @@
 -- Sets the lease's expiry again, if this id still holds it under this token. Never re-creates it.
--- KEYS: lease, term. ARGV: id, token, ttl (ms); under strict also the data set that acknowledged the last one.
+-- KEYS: lease, term. ARGV: id, token, ttl (ms); under strict also replicas, and the data set that
+-- has acknowledged the renewals before this one for the longest ttl.
 
 -- A write that changes nothing goes first, so that a replica answers READONLY and not a stale "no".
 local probe = redis.pcall('HDEL', KEYS[2], '')
 if type(probe) == 'table' then return probe end
 
-local id, token, ttl, acknowledged = unpack(ARGV)
+local id, token, ttl, replicas, acknowledged = unpack(ARGV)
 local holder = redis.call('GET', KEYS[1])
 if not holder then return {'vacant'} end
 local term = redis.call('HMGET', KEYS[2], 'token', 'lineage')
@@ -13,7 +14,7 @@ if holder ~= id or term[1] ~= token then return held(holder) end
 
 local here
 if acknowledged then
-  here = lineage()
+  here = lineage(replicas)
   if type(here) == 'table' then return here end
 end
 local left = redis.call('PTTL', KEYS[1])

@@ -6,7 +6,7 @@ use redis::Value;
 
 use super::fault::shortened;
 use crate::election::key::InstanceId;
-use crate::election::store::strict::{Acknowledged, Call, HOLD, Lineage, Said};
+use crate::election::store::strict::{Acknowledged, Call, HOLD, Lineage, Said, Strictness};
 use crate::election::store::{Answer, Holding, Operation};
 use crate::election::term::parse_token;
 
@@ -47,16 +47,16 @@ pub(crate) fn pack(operation: &Operation, call: &Call, out: &mut Vec<u8>) {
         }
         Call::Renew { token, strict } => {
             command.arg(id).arg(token).arg(ttl);
-            if let Some(Acknowledged(lineage)) = strict {
-                command.arg(lineage.as_ref().map_or("", Lineage::as_str));
+            if let Some(Acknowledged { replicas, lineage }) = strict {
+                command.arg(replicas).arg(lineage.as_ref().map_or("", Lineage::as_str));
             }
         }
         Call::Release { token, wake } => {
             command.arg(id).arg(token).arg(u8::from(*wake));
         }
         Call::Look => {}
-        Call::Settle { lineage, longest } => {
-            command.arg(id).arg(lineage.as_str()).arg(millis(*longest));
+        Call::Settle { lineage, strict } => {
+            command.arg(id).arg(lineage.as_str()).arg(millis(strict.longest)).arg(strict.replicas);
         }
     }
     command.write_packed_command(out);
@@ -99,16 +99,16 @@ pub(super) fn said(operation: &Operation, call: &Call, reply: &Value) -> Option<
         }
         (Call::Acquire { .. }, "vacant", []) => None,
         (_, "vacant", []) => Some(Answer::Vacant.into()),
-        (_, "held", [holder, left, token, replicas @ ..]) => {
+        (_, "held", [holder, left, token, strict @ ..]) => {
             let holding = holding(operation, holder, left)?;
-            let replicas = match replicas {
+            let strict = match strict {
                 [] => None,
-                [replicas] => text(replicas)?.parse().ok(),
+                [replicas, longest] => strictness(replicas, longest),
                 _ => return None,
             };
             // A field that is no token is as good as none. It is empty for a Go instance.
             let token = text(token).and_then(parse_token);
-            Some(Answer::Held(Holding { token, replicas, ..holding }).into())
+            Some(Answer::Held(Holding { token, strict, ..holding }).into())
         }
         _ => None,
     }
@@ -124,7 +124,13 @@ fn holding(operation: &Operation, holder: &Value, left: &Value) -> Option<Holdin
         Some(parker) if parker == own => InstanceId::from(&*format!("{HOLD}{}", operation.id)),
         _ => InstanceId::from(&*shortened(&String::from_utf8_lossy(holder))),
     };
-    Some(Holding { holder, token: None, remaining: remaining(left)?, replicas: None })
+    Some(Holding { holder, token: None, remaining: remaining(left)?, strict: None })
+}
+
+/// How strict the holder is, as far as its fields are numbers.
+fn strictness(replicas: &Value, longest: &Value) -> Option<Strictness> {
+    let longest = Duration::from_millis(text(longest)?.parse().ok()?);
+    Some(Strictness { replicas: text(replicas)?.parse().ok()?, longest })
 }
 
 /// The data set that a reply names at its end, where it is to name one.
@@ -162,7 +168,7 @@ mod tests {
     use crate::election::clock::Instant;
     use crate::election::key::Group;
     use crate::election::store::Action;
-    use crate::election::store::strict::{Ledger, Strictness};
+    use crate::election::store::strict::Ledger;
     use crate::election::term::LONGEST_TOKEN;
 
     const ACQUIRES: Action = Action::Acquire { attempt: 7, floor: 41 };
@@ -195,20 +201,22 @@ mod tests {
     #[test]
     fn the_arguments_are_in_the_order_of_the_scripts() {
         let call = |operation: Operation| (Ledger::default().call(&operation, Instant::now()), operation);
-        let renewed = Call::Renew { token: 42, strict: Some(Acknowledged(Some("abc".into()))) };
+        let acknowledged = Acknowledged { replicas: 3, lineage: Some("abc".into()) };
+        let renewed = Call::Renew { token: 42, strict: Some(acknowledged) };
         let taken_back = Call::Release { token: 42, wake: false };
-        let settled = Call::Settle { lineage: "abc".into(), longest: Duration::from_millis(7_000) };
+        let strictness = strict(ACQUIRES).strict.expect("it is strict");
+        let settled = Call::Settle { lineage: "abc".into(), strict: strictness };
         for ((call, operation), script, arguments) in [
             (call(operation(ACQUIRES)), ACQUIRE, &["me", "5000", "41", "7"][..]),
             (call(operation(RENEWS)), RENEW, &["me", "42", "5000"]),
             (call(operation(RELEASES)), RELEASE, &["me", "42", "1"]),
             (call(operation(Action::Look)), LOOK, &[]),
             (call(strict(ACQUIRES)), ACQUIRE, &["me", "5000", "41", "7", "7000", "3"]),
-            (call(strict(RENEWS)), RENEW, &["me", "42", "5000", ""]),
+            (call(strict(RENEWS)), RENEW, &["me", "42", "5000", "3", ""]),
             (call(strict(RELEASES)), RELEASE, &["me", "42", "1"]),
-            ((renewed, strict(RENEWS)), RENEW, &["me", "42", "5000", "abc"]),
+            ((renewed, strict(RENEWS)), RENEW, &["me", "42", "5000", "3", "abc"]),
             ((taken_back, strict(ACQUIRES)), RELEASE, &["me", "42", "0"]),
-            ((settled, strict(ACQUIRES)), SETTLE, &["me", "abc", "7000"]),
+            ((settled, strict(ACQUIRES)), SETTLE, &["me", "abc", "7000", "3"]),
         ] {
             let mut packed = Vec::new();
             pack(&operation, &call, &mut packed);
@@ -225,7 +233,7 @@ mod tests {
     fn every_reply_that_a_script_gives_is_read() {
         let held = |token, remaining| {
             let holder = InstanceId::from("you");
-            Some(Answer::Held(Holding { holder, token, remaining, replicas: None }))
+            Some(Answer::Held(Holding { holder, token, remaining, strict: None }))
         };
         let millis = Duration::from_millis;
         for (action, reply, expected) in [
@@ -272,10 +280,11 @@ mod tests {
 
     #[test]
     fn under_strict_a_reply_names_the_data_set() {
-        let held = |holder: &str, token, millis, replicas| {
+        let held = |holder: &str, token, millis, strict| {
             let remaining = Some(Duration::from_millis(millis));
-            Answer::Held(Holding { holder: holder.into(), token, remaining, replicas })
+            Answer::Held(Holding { holder: holder.into(), token, remaining, strict })
         };
+        let known = Strictness { replicas: 3, longest: Duration::from_millis(9) };
         let won = Answer::Won { token: 42, ahead: Duration::ZERO };
         let abc = Some(Lineage::from("abc"));
         let renewed = Answer::Renewed { left: Duration::from_millis(9) };
@@ -299,8 +308,8 @@ mod tests {
             (RENEWS, "*3\r\n$6\r\nparked\r\n$7\r\nhold/me\r\n:7\r\n", None),
             (
                 RENEWS,
-                "*5\r\n$4\r\nheld\r\n$3\r\nyou\r\n:5\r\n$2\r\n41\r\n$1\r\n3\r\n",
-                Some((held("you", Some(41), 5, Some(3)), &None)),
+                "*6\r\n$4\r\nheld\r\n$3\r\nyou\r\n:5\r\n$2\r\n41\r\n$1\r\n3\r\n$1\r\n9\r\n",
+                Some((held("you", Some(41), 5, Some(known)), &None)),
             ),
             (
                 ACQUIRES,

@@ -246,9 +246,18 @@ impl<'a> Request<'a> {
                 }
             }
         }
-        if self.wait.is_some() {
+        if replies.said.iter().all(Result::is_err) {
+            // Nothing was done that could be acknowledged, and to wait for that here would take the time that
+            // another node is to have.
+            replies.keep &= self.wait.is_none();
+        } else if let Some(wait) = self.wait {
             replies.acknowledged = match wire.receive(patience) {
-                Ok(Value::Int(count)) => Ok(u32::try_from(count).unwrap_or(0)),
+                Ok(Value::Int(count)) => {
+                    let count = u32::try_from(count).unwrap_or(0);
+                    // A primary that its replicas have left may have been replaced; the next dial looks for that.
+                    replies.keep &= count >= wait.replicas;
+                    Ok(count)
+                }
                 Ok(Value::ServerError(error)) => {
                     let (class, text) = fault::classify(&error);
                     replies.keep = false;

@@ -401,6 +401,9 @@ mod tests {
             ("unix:///run/s?db=-1&pass=hunter2", "negative"),
             (&long, "longer than"),
         ] {
+            // Without the feature nothing else is said of a URL that asks for TLS.
+            let asks_for_tls = ["rediss", "valkeys"].iter().any(|scheme| url.starts_with(scheme));
+            let what = if asks_for_tls && cfg!(not(feature = "tls")) { "the feature `tls`" } else { what };
             let error = Url::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
             let shown = format!("{error} {error:?} {}", error.to_chain());
             assert!(shown.contains(what), "{url}: {shown}");

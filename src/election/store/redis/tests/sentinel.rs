@@ -4,9 +4,32 @@ use super::fake::{Fake, SILENCE, hello, nobody};
 use super::*;
 use crate::election::store::sealed::Open;
 
-/// A sentinel that names this server.
+const NO_RIGHT: &[u8] = b"-NOPERM this user has no permissions to run the 'sentinel|master' command\r\n";
+
+/// What each sentinel is asked at each dial.
+const QUESTIONS: [&str; 2] = ["SENTINEL MASTER mymaster", "SENTINEL GET-MASTER-ADDR-BY-NAME mymaster"];
+
+/// A sentinel that names this server, and whose user may not know more.
 fn sentinel(server: SocketAddr) -> Fake {
-    Fake::new(move |_| address(&server.ip().to_string(), &server.port().to_string()))
+    sentinel_that_says(NO_RIGHT, server)
+}
+
+/// One that names it by the configuration of this number.
+fn sentinel_of(epoch: u64, server: SocketAddr) -> Fake {
+    sentinel_that_says(&of_epoch(&epoch.to_string()), server)
+}
+
+/// One that answers the question for the master's state with this.
+fn sentinel_that_says(state: &[u8], server: SocketAddr) -> Fake {
+    let (state, named) = (state.to_vec(), address(&server.ip().to_string(), &server.port().to_string()));
+    Fake::new(move |words| if words[1] == "MASTER" { state.clone() } else { named.clone() })
+}
+
+/// The state of a master, in short.
+fn of_epoch(epoch: &str) -> Vec<u8> {
+    let length = epoch.len();
+    format!("*4\r\n$4\r\nname\r\n$8\r\nmymaster\r\n$12\r\nconfig-epoch\r\n${length}\r\n{epoch}\r\n")
+        .into_bytes()
 }
 
 fn address(host: &str, port: &str) -> Vec<u8> {
@@ -37,25 +60,132 @@ fn finds_it_vacant(session: &mut RedisSession, time: Duration) {
     }
 }
 
+/// Replicas, and the numbers of those that are dialled.
+fn replicas<const N: usize>() -> ([Fake; N], Receiver<usize>) {
+    let (tell, told) = unbounded();
+    let replicas = std::array::from_fn(|number| {
+        let tell = tell.clone();
+        Fake::new(move |_| {
+            tell.send(number).expect("the test");
+            hello("standalone", "replica")
+        })
+    });
+    (replicas, told)
+}
+
 #[test]
-fn the_server_that_a_sentinel_names_is_used_and_that_sentinel_is_asked_first_the_next_time() {
+fn all_sentinels_are_asked_before_and_after_each_dial_and_a_server_that_they_name_is_used() {
     let master = server("master");
-    let asked = Fake::new({
-        let address = address("127.0.0.1", &master.address.port().to_string());
-        move |words| {
-            assert_eq!(words, ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
-            address.clone()
+    let ignorant = Fake::new(|_| b"*-1\r\n".to_vec());
+    let (tell, told) = unbounded();
+    let asked = [(); 2].map(|()| {
+        let (tell, named) = (tell.clone(), address("127.0.0.1", &master.address.port().to_string()));
+        Fake::new(move |words| {
+            tell.send(words.join(" ")).expect("the test");
+            if words[1] == "MASTER" { of_epoch("7") } else { named.clone() }
+        })
+    });
+    let mut session = session_by(&[ignorant.address, asked[0].address, asked[1].address]);
+    for _ in 0..2 {
+        finds_it_vacant(&mut session, LONG);
+        assert_eq!(ignorant.asked(), ["SENTINEL"; 4]);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [QUESTIONS; 4].concat());
+        assert_eq!(master.asked(), ["HELLO", "EVAL"]);
+        session.forget_wire();
+    }
+}
+
+#[test]
+fn the_server_of_the_newest_configuration_is_dialled_first_and_each_once() {
+    let numbered = |epoch: u64| of_epoch(&epoch.to_string());
+    let resp3 = b"%1\r\n$12\r\nconfig-epoch\r\n$1\r\n9\r\n".to_vec();
+    // Each sentinel: the server that it names, and how it answers the question for the epoch.
+    for (what, named, order) in [
+        ("the old one by most", vec![(0, numbered(4)), (0, numbered(4)), (1, numbered(5))], vec![1, 0]),
+        ("the new one first", vec![(1, numbered(5)), (0, numbered(4)), (0, numbered(4))], vec![1, 0]),
+        ("numbers, not texts", vec![(0, numbered(9)), (1, numbered(10))], vec![1, 0]),
+        ("the highest of one server", vec![(0, numbered(6)), (1, numbered(5)), (1, numbered(7))], vec![1, 0]),
+        ("three servers", vec![(2, numbered(1)), (0, numbered(2)), (1, numbered(3))], vec![1, 0, 2]),
+        ("one epoch, most", vec![(0, numbered(4)), (1, numbered(4)), (1, numbered(4))], vec![1, 0]),
+        ("one epoch, equally many", vec![(0, numbered(4)), (1, numbered(4))], vec![0, 1]),
+        ("no right", vec![(0, NO_RIGHT.to_vec()), (1, numbered(1)), (0, NO_RIGHT.to_vec())], vec![1, 0]),
+        (
+            "no right anywhere, most",
+            vec![0, 1, 1].into_iter().map(|it| (it, NO_RIGHT.to_vec())).collect(),
+            vec![1, 0],
+        ),
+        ("a word", vec![(0, of_epoch("high")), (1, numbered(1))], vec![1, 0]),
+        ("less than zero", vec![(0, of_epoch("-1")), (1, numbered(1))], vec![1, 0]),
+        ("too large", vec![(0, of_epoch("18446744073709551616")), (1, numbered(1))], vec![1, 0]),
+        ("an odd reply", vec![(0, b"*1\r\n$12\r\nconfig-epoch\r\n".to_vec()), (1, numbered(1))], vec![1, 0]),
+        ("no list", vec![(0, b"+OK\r\n".to_vec()), (1, numbered(1))], vec![1, 0]),
+        ("a map", vec![(0, numbered(8)), (1, resp3)], vec![1, 0]),
+    ] {
+        let (servers, dialled) = replicas::<3>();
+        let sentinels: Vec<_> =
+            named.iter().map(|(server, state)| sentinel_that_says(state, servers[*server].address)).collect();
+        let addresses: Vec<_> = sentinels.iter().map(|it| it.address).collect();
+        let error = look(&mut session_by(&addresses), LONG).expect_err("no primary");
+        assert_says(&error, Outcome::NotSent, Class::WrongNode, &["is a replica"]);
+        assert_eq!(dialled.try_iter().collect::<Vec<_>>(), order, "{what}");
+    }
+}
+
+#[test]
+fn an_old_primary_that_lives_again_is_not_used_while_most_sentinels_still_name_it() {
+    let (old, new) = (server("master"), server("master"));
+    let sentinels = [sentinel_of(3, old.address), sentinel_of(3, old.address), sentinel_of(4, new.address)];
+    finds_it_vacant(&mut session_by(&sentinels.each_ref().map(|it| it.address)), LONG);
+    assert_eq!((old.asked().len(), new.asked()), (0, vec!["HELLO".into(), "EVAL".into()]));
+}
+
+#[test]
+fn a_primary_that_is_superseded_while_it_is_dialled_is_left_for_the_new_one() {
+    let new = server("master");
+    let promoted = Arc::new(AtomicUsize::new(0));
+    let old = Fake::new({
+        let promoted = Arc::clone(&promoted);
+        move |_| {
+            promoted.store(1, Ordering::SeqCst);
+            hello("standalone", "master")
         }
     });
-    let ignorant = Fake::new(|_| b"*-1\r\n".to_vec());
-    let mut session = session_by(&[nobody(), ignorant.address, asked.address]);
-    finds_it_vacant(&mut session, LONG);
-    assert_eq!((ignorant.asked(), asked.asked()), (vec!["SENTINEL".to_owned()], vec!["SENTINEL".to_owned()]));
-    assert_eq!(master.asked(), ["HELLO", "EVAL"]);
-    session.forget_wire();
-    finds_it_vacant(&mut session, LONG);
-    assert!(ignorant.asked().is_empty());
-    assert_eq!(asked.asked(), ["SENTINEL"]);
+    let ports = [old.address, new.address].map(|it| it.port().to_string());
+    let sentinel = Fake::new(move |_| address("127.0.0.1", &ports[promoted.load(Ordering::SeqCst)]));
+    finds_it_vacant(&mut session_by(&[sentinel.address]), LONG);
+    assert_eq!((old.asked(), new.asked()), (vec!["HELLO".to_owned()], vec!["HELLO".into(), "EVAL".into()]));
+}
+
+#[test]
+fn sentinels_that_name_another_server_each_time_do_not_hold_up_anybody_for_ever() {
+    let servers: Vec<_> = (0..20).map(|_| server("master")).collect();
+    let mut ports: Vec<_> = servers.iter().map(|it| it.address.port().to_string()).collect();
+    let sentinel = Fake::new(move |words| match &*words[1] {
+        "MASTER" => NO_RIGHT.to_vec(),
+        _ => address("127.0.0.1", &ports.pop().expect("it is not asked so often")),
+    });
+    let error = look(&mut session_by(&[sentinel.address]), LONG).expect_err("never the same");
+    assert_says(&error, Outcome::NotSent, Class::Passing, &["too many that the Sentinels name"]);
+}
+
+#[test]
+fn a_silent_sentinel_costs_its_share_once_where_more_than_half_answer() {
+    let master = server("master");
+    let good = [(); 2].map(|()| sentinel(master.address));
+    let [one, two] = good.each_ref().map(|it| it.address);
+    // It is spared after the first dial already.
+    for (others, asked) in [([one, two], [2, 0]), ([one, nobody()], [4, 4])] {
+        with_enough_time(|time| {
+            let silent = Fake::new(|_| SILENCE.to_vec());
+            let store = store(&[silent.address, others[0], others[1]]);
+            let found = asked.map(|_| {
+                // What one session has found out, all know.
+                let mut session = RedisSession::new(store.dialer()).expect("descriptors");
+                (look(&mut session, time).is_ok(), silent.asked().len())
+            });
+            if found == asked.map(|it| (true, it)) { Ok(()) } else { Err(found) }
+        });
+    }
 }
 
 #[test]
@@ -77,11 +207,11 @@ fn a_server_that_all_sentinels_name_is_tried_once() {
     let error = look(&mut session_by(&addresses), LONG).expect_err("no primary");
     assert_says(&error, Outcome::NotSent, Class::WrongNode, &["is a replica"]);
     assert_eq!(replica.asked(), ["HELLO"]);
-    assert!(sentinels.iter().all(|sentinel| sentinel.asked() == ["SENTINEL"]));
+    assert!(sentinels.iter().all(|sentinel| sentinel.asked() == ["SENTINEL"; 4]));
 }
 
 #[test]
-fn a_master_that_hangs_has_one_share_of_the_time_though_all_name_it() {
+fn a_master_that_hangs_has_half_of_the_time_and_then_the_sentinels_are_asked_again() {
     let error = with_enough_time(|time| {
         let frozen = Fake::new(|_| SILENCE.to_vec());
         let sentinels = [(); 3].map(|()| sentinel(frozen.address));
@@ -89,10 +219,25 @@ fn a_master_that_hangs_has_one_share_of_the_time_though_all_name_it() {
         let error = look(&mut session_by(&addresses), time).expect_err("it hangs");
         let (asked, tried) = (sentinels.map(|sentinel| sentinel.asked().len()), frozen.asked());
         assert!(tried.len() <= 1, "it is tried again: {tried:?}");
-        // Half of the time, and not all of it, which would leave none for the others.
-        if (asked, tried.len()) == ([1; 3], 1) { Ok(error) } else { Err((asked, tried, error)) }
+        match (asked, tried.len()) == ([4; 3], 1) {
+            true => Ok(error),
+            false => Err(format!("{asked:?} {tried:?} {error}")),
+        }
     });
     assert_says(&error, Outcome::NotSent, Class::Passing, &["handshake", "took longer"]);
+}
+
+#[test]
+fn a_server_that_hangs_costs_its_share_and_then_the_next_is_dialled() {
+    let master = server("master");
+    let answer = with_enough_time(|time| {
+        let frozen = Fake::new(|_| SILENCE.to_vec());
+        let sentinels = [sentinel_of(2, frozen.address), sentinel_of(1, master.address)];
+        let answer = look(&mut session_by(&sentinels.each_ref().map(|it| it.address)), time);
+        assert!(frozen.asked().len() <= 1, "it is tried again");
+        answer
+    });
+    assert!(matches!(answer, Answer::Vacant));
 }
 
 #[test]
@@ -168,18 +313,32 @@ fn sentinels_and_servers_have_their_own_logins() {
     let named = address("127.0.0.1", &master.address.port().to_string());
     let sentinel = Fake::new(move |words| {
         tells(words);
-        if words[0] == "AUTH" { b"+OK\r\n".to_vec() } else { named.clone() }
+        match &*words[1] {
+            "watch" => b"+OK\r\n".to_vec(),
+            "MASTER" => NO_RIGHT.to_vec(),
+            _ => named.clone(),
+        }
     });
-    let asked = "SENTINEL GET-MASTER-ADDR-BY-NAME mymaster";
+    let [state, asked] = QUESTIONS;
     let url = format!("redis://{}", sentinel.address);
     for (store, expected) in [
         (
             RedisStore::sentinel([url.replace("//", "//watch:hunter2@") + "/3"], "mymaster"),
-            ["AUTH watch hunter2", asked, "HELLO 3 SETNAME taskrunner", "SELECT 3"].as_slice(),
+            [
+                "AUTH watch hunter2",
+                state,
+                asked,
+                "HELLO 3 SETNAME taskrunner",
+                "SELECT 3",
+                "AUTH watch hunter2",
+                state,
+                asked,
+            ]
+            .as_slice(),
         ),
         (
             RedisStore::open(&(url.replace("redis://", "redis-sentinel://u:hunter2@") + "/mymaster")),
-            [asked, "HELLO 3 AUTH u hunter2 SETNAME taskrunner"].as_slice(),
+            [state, asked, "HELLO 3 AUTH u hunter2 SETNAME taskrunner", state, asked].as_slice(),
         ),
     ] {
         let store = store.expect("a good URL");
