@@ -13,6 +13,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use taskrunner::election::{Builder, Elector, Error, ErrorKind, Event, MemoryStore, RedisStore};
 
+use crate::support::cluster::join;
 use crate::support::process::{fd_count, thread_names};
 use crate::support::{Admin, Proxy, Reply, Server, eventually, in_own_process, unique_group};
 
@@ -426,4 +427,24 @@ fn three_hundred_electors_one_after_the_other_leave_nothing_behind() {
         flat("without a server", before);
         eprintln!("{} electors in {:?}", 3 * EACH, from.elapsed());
     });
+}
+
+#[test]
+fn a_stop_is_back_in_time_when_every_node_of_a_cluster_is_frozen() {
+    let nodes = [(); 2].map(|()| Server::with(&["--cluster-enabled", "yes"]));
+    join(&nodes.each_ref().map(|node| (node, node.port())));
+    let url = format!("redis-cluster://{},{}", nodes[0].address(), nodes[1].address());
+    let ttl = 60_000 * MS;
+    // The slots of their groups are as good as never all at one node.
+    let electors = [(); 8].map(|()| builder(&url, &unique_group("cluster")).ttl(ttl).start());
+    let electors = electors.map(|elector| elector.expect("good options"));
+    for elector in &electors {
+        elector.wait_for_leadership(CAP).expect("leads");
+    }
+    nodes.iter().for_each(Server::freeze);
+    let leaders = electors.each_ref().map(|elector| ("a leader", ttl, elector));
+    for outcome in stop_all("frozen nodes", &leaders) {
+        let error = outcome.expect_err("the lease cannot be released");
+        assert!(error.to_string().contains("was not released"), "{}", error.to_chain());
+    }
 }

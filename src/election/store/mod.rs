@@ -230,7 +230,8 @@ pub enum Class {
 pub struct StoreError {
     outcome: Outcome,
     class: Class,
-    message: String,
+    /// Boxed to be small: errors are returned by value.
+    message: Box<str>,
     redirect: Option<Redirect>,
     of_login: bool,
     source: Option<Arc<dyn StdError + Send + Sync>>,
@@ -238,7 +239,7 @@ pub struct StoreError {
 
 impl StoreError {
     /// An error without a source. The message names what was done, to what, and never a password.
-    pub(crate) fn new(outcome: Outcome, class: Class, message: impl Into<String>) -> Self {
+    pub(crate) fn new(outcome: Outcome, class: Class, message: impl Into<Box<str>>) -> Self {
         Self { outcome, class, message: message.into(), redirect: None, of_login: false, source: None }
     }
 

@@ -161,25 +161,6 @@ fn a_release_at_one_node_wakes_a_follower_that_listens_at_the_other_and_anybody_
 }
 
 #[test]
-fn a_stop_is_bounded_though_every_node_is_frozen() {
-    let cluster = Cluster::start();
-    let ttl = Duration::from_secs(60);
-    let electors =
-        GROUPS.map(|group| Elector::builder(cluster.store(), group).ttl(ttl).start().expect("good options"));
-    for elector in &electors {
-        elector.wait_for_leadership(CAP).expect("leads");
-    }
-    cluster.nodes.iter().for_each(Server::freeze);
-    for elector in &electors {
-        let from = Instant::now();
-        let error = elector.stop().expect_err("it cannot be released");
-        assert_eq!(error.kind(), ErrorKind::Passing, "{}", error.to_chain());
-        // Two call limits, and a slow machine.
-        assert!(from.elapsed() < Duration::from_secs(2 * 2 + 2), "{:?}", from.elapsed());
-    }
-}
-
-#[test]
 fn a_user_of_the_documented_rights_keeps_its_leader_while_a_slot_is_moved() {
     let cluster = Cluster::start();
     for node in &cluster.nodes {

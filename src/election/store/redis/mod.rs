@@ -172,7 +172,7 @@ impl RedisStore {
     /// names is used if it says itself that it is a primary, else another one that is named and does. A Sentinel
     /// that hangs costs its share of the time once, and is left alone for ten seconds where more than half of all
     /// answer. User and password in the URLs are those of the *Sentinels*; the database is the servers'. `rediss://`
-    /// Sentinels mean TLS to the servers, too; [`with_tls`](Self::with_tls) turns it on for the servers alone.
+    /// Sentinels mean TLS to the servers, too; `with_tls` turns it on for the servers alone.
     ///
     /// # Errors
     ///
