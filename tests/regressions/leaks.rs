@@ -35,7 +35,10 @@ fn two_thousand_lost_leases_leave_no_thread_no_descriptor_and_no_memory() {
         || {
             const SIDE_BY_SIDE: usize = 20;
             const EACH: usize = 100;
+            /// `tr-driver`, `tr-io`, `tr-wake`, and `tr-lead` while it leads.
+            const THREADS: usize = 4;
             let server = Server::start();
+            let (_, others) = counts();
             let electors: Vec<_> = (0..SIDE_BY_SIDE)
                 .map(|_| {
                     let group = unique_group("lost");
@@ -70,8 +73,13 @@ fn two_thousand_lost_leases_leave_no_thread_no_descriptor_and_no_memory() {
                 electors.iter().for_each(|elector| _ = leads(elector));
             };
             lose(EACH / 5);
-            // What is lead work's thread in between is gone with its term.
-            let (before, memory) = (counts(), rss_kb(process::id()));
+            // What is lead work's thread in between is gone with its term, and the next one comes a moment after it
+            // is told.
+            let before = eventually(CAP, || match counts() {
+                now if now.1 == others + SIDE_BY_SIDE * THREADS => Ok(now),
+                now => Err(now),
+            });
+            let memory = rss_kb(process::id());
             lose(EACH);
             let after = rss_kb(process::id());
             expect_flat("after 2000 lost leases", before);
