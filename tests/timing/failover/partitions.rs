@@ -88,6 +88,13 @@ fn under_strict_an_own_leftover_on_a_promoted_replica_is_no_second_leader() {
         let first = candidates.leader();
         candidates.add("second", &rig.master.url());
         wait_until_following(&candidates.all[1]);
+        // Right after a renewal, so that the leader is cut off before the next one, and the replica has the lease for
+        // long after the leader has noticed.
+        let key = candidates.key();
+        eventually(CAP, || match rig.replica(1).command(&["PTTL", &key]).int() {
+            left if left > 2_700 => Ok(()),
+            left => Err(left),
+        });
         rig.cut(1);
         // The leader fails to renew, demotes itself, and releases the lease once the server can be reached.
         proxy.refuse(true);
@@ -95,7 +102,6 @@ fn under_strict_an_own_leftover_on_a_promoted_replica_is_no_second_leader() {
         candidates.all[0].wait_event(0, "demoted", CAP);
         // From here on it asks for the lease at the replica, which is a master now.
         rig.promote(1);
-        let key = candidates.key();
         let leftover = rig.replica(1).command(&["GET", &key]);
         proxy.refuse(false);
         let second = next_leader(&candidates.all, first.token);
