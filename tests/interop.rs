@@ -529,6 +529,11 @@ fn a_password_changed_mid_term_ends_the_term_at_the_next_reconnect_and_not_befor
     let (ttl, wait) = (1500 * MS, 100 * MS);
     let elector = builder(&url, &group).ttl(ttl).wait(wait).start().expect("good options");
     let token = elector.wait_for_leadership(CAP).expect("leads").token();
+    // The one that listens for wakes may log in a moment after the leader was elected.
+    eventually(CAP, || match admin.command(&["CLIENT", "LIST"]).text().matches(" user=svc ").count() {
+        2 => Ok(()),
+        connections => Err(connections),
+    });
     set_password(&mut admin, "new-secret");
     for _ in 0..2 {
         wait_for_renewal(&mut admin, elector.key());
