@@ -102,6 +102,23 @@ fn a_frozen_node_holds_up_no_groups_but_its_own() {
     }
 }
 
+fn ok(node: &Server, command: &[&str]) {
+    assert_eq!(node.command(command), Reply::Text("OK".into()), "{command:?}");
+}
+
+/// Moves the keys of a group to the other node, and leaves it at that: the slot is still the first one's. In between
+/// happens what is given. Returns the ids of the two.
+fn half_move([from, to]: [&Server; 2], group: &Group, slot: &str, in_between: impl FnOnce()) -> [String; 2] {
+    let ids = [from, to].map(|node| node.command(&["CLUSTER", "MYID"]).text().to_owned());
+    ok(to, &["CLUSTER", "SETSLOT", slot, "IMPORTING", &ids[0]]);
+    ok(from, &["CLUSTER", "SETSLOT", slot, "MIGRATING", &ids[1]]);
+    in_between();
+    for key in [group.term(), group.lease()] {
+        ok(from, &["MIGRATE", "127.0.0.1", &to.port().to_string(), key, "0", "5000"]);
+    }
+    ids
+}
+
 #[test]
 fn a_slot_that_is_moved_key_by_key_keeps_its_leader() {
     let cluster = Cluster::start();
@@ -110,16 +127,7 @@ fn a_slot_that_is_moved_key_by_key_keeps_its_leader() {
     let (slot, [from, to]) = (slot.to_string(), &cluster.nodes);
     let elector = elector(&cluster.store(), name);
     let leadership = elector.wait_for_leadership(CAP).expect("leads");
-    let ok = |node: &Server, command: &[&str]| {
-        assert_eq!(node.command(command), Reply::Text("OK".into()), "{command:?}");
-    };
-    let ids = [from, to].map(|node| node.command(&["CLUSTER", "MYID"]).text().to_owned());
-    ok(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
-    ok(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
-    renews(&elector, 1);
-    for key in [group.term(), group.lease()] {
-        ok(from, &["MIGRATE", "127.0.0.1", &to.port().to_string(), key, "0", "5000"]);
-    }
+    let ids = half_move([from, to], &group, &slot, || renews(&elector, 1));
     // It is asked for at the other node, and the first one still says so each time.
     renews(&elector, 2);
     for node in [to, from] {
@@ -175,16 +183,7 @@ fn a_user_of_the_documented_rights_keeps_its_leader_while_a_slot_is_moved() {
     let (slot, [from, to]) = (slot.to_string(), &cluster.nodes);
     let elector = elector(&RedisStore::cluster(urls).expect("good URLs"), name);
     elector.wait_for_leadership(CAP).expect("leads");
-    let ok = |node: &Server, command: &[&str]| {
-        assert_eq!(node.command(command), Reply::Text("OK".into()), "{command:?}");
-    };
-    let ids = [from, to].map(|node| node.command(&["CLUSTER", "MYID"]).text().to_owned());
-    ok(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
-    ok(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
-    renews(&elector, 1);
-    for key in [group.term(), group.lease()] {
-        ok(from, &["MIGRATE", "127.0.0.1", &to.port().to_string(), key, "0", "5000"]);
-    }
+    half_move([from, to], &group, &slot, || renews(&elector, 1));
     let errors = elector.on_error();
     let renewals = elector.status().counters.renewals;
     eventually(|| elector.status().counters.renewals >= renewals + 2 || !errors.is_empty());
