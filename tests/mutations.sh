@@ -36,7 +36,8 @@ fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-git ls-files -z --cached --others --exclude-standard | tar --null --ignore-failed-read -cf - -T - | tar -xf - -C "$copy"
+# As new files: what an earlier run has built last had a fault in it, and must not pass for this.
+git ls-files -z --cached --others --exclude-standard | tar --null --ignore-failed-read -cf - -T - | tar -xmf - -C "$copy"
 # Kept from one run to the next, and apart from what the tree itself is built into.
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutations
 log=$copy/log
